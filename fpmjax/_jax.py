@@ -1,0 +1,44 @@
+"""The few places where fpmjax meets jax itself: 64-bit scope, pytree registration, version differences."""
+
+from __future__ import annotations
+
+import dataclasses
+from contextlib import AbstractContextManager
+
+import jax
+
+from fpmjax.errors import FpmError
+
+
+def x64() -> AbstractContextManager:
+    """Scope in which jax keeps 64 bits: tables and answers are float64, counts exceed 2**31.
+
+    `estimate` and the command open it themselves; open it around your own `jit`, `vmap` or `grad` of a
+    model.  The process-wide setting stays as the caller left it.
+    """
+    if hasattr(jax, "enable_x64"):
+        return jax.enable_x64(True)
+    from jax.experimental import enable_x64  # jax 0.4.x
+
+    return enable_x64()
+
+
+def require_x64() -> None:
+    """Raise at trace time where float64 would silently become float32."""
+    if not jax.config.jax_enable_x64:
+        raise FpmError(
+            "fpmjax models are float64, but jax is in 32-bit mode here\n"
+            "hint: wrap the call in `with fpmjax.x64():`, or use `fpmjax.estimate`, which does it for you",
+            code="x64_required",
+        )
+
+
+def pytree(*static: str):
+    """Class decorator: a frozen dataclass registered as a pytree; the fields named `static` are metadata."""
+
+    def register(cls):
+        cls = dataclasses.dataclass(frozen=True, eq=False)(cls)
+        names = [f.name for f in dataclasses.fields(cls)]
+        return jax.tree_util.register_dataclass(cls, [n for n in names if n not in static], list(static))
+
+    return register

@@ -1,0 +1,1 @@
+"""One file per kind of model; each is a frozen pytree that is called with work."""

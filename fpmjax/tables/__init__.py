@@ -1,0 +1,1 @@
+"""What was measured: table artifacts (Parquet + sidecar) and the cells they hold."""
