@@ -1,0 +1,146 @@
+"""Paired benchmarks: several ways to do one job, timed in one process, told as ratios.
+
+    results = compare([Case("ours", run, items), Case("theirs", other, items)], reference="theirs")
+
+A loaded machine moves wall time by factors, and two runs of one script disagree.  What survives is the ratio of two
+ways measured side by side.  So: rounds are interleaved (every case once a round, in turning order), the clock is the
+processor time of the whole process (all of its threads), a sample repeats its case until it is long enough to trust,
+each case is represented by its fastest sample, and only ratios to the reference leave this module.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+SAMPLE_SECONDS = 0.06  # processor time of other threads is credited late: a few ms can read twice too good
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way to do the job: `run()` handles `items` items; its result, if it has one, is waited for."""
+
+    name: str
+    run: Callable[[], Any]
+    items: int
+
+
+@dataclass(frozen=True)
+class Result:
+    """Speed of a case in items per processor second, divided by that of the reference.
+
+    `ratio` compares the fastest samples; `low` and `high` are the quartiles of the ratio within each round.
+    """
+
+    case: str
+    reference: str
+    ratio: float
+    low: float
+    high: float
+    items: int
+    rounds: int
+
+
+def compare(cases: Sequence[Case], *, reference: str, rounds: int = 15) -> list[Result]:
+    """Time all cases in interleaved rounds; one result per case, in their order."""
+    names = [case.name for case in cases]
+    if len(set(names)) != len(names) or reference not in names:
+        raise ValueError(f"cases need distinct names and `{reference}` among them: {', '.join(names)}")
+    repeats = [_repeats(case) for case in cases]
+    cost = [[0.0] * rounds for _ in cases]  # processor seconds per item
+    for turn in range(rounds):
+        for k in range(len(cases)):
+            i = (k + turn) % len(cases)  # no case always follows the same neighbour
+            cost[i][turn] = _sample(cases[i], repeats[i]) / cases[i].items
+    base = cost[names.index(reference)]
+    return [
+        Result(
+            case=case.name,
+            reference=reference,
+            ratio=min(base) / min(own),
+            **dict(zip(("low", "high"), _quartiles(b / o for b, o in zip(base, own, strict=True)), strict=True)),
+            items=case.items,
+            rounds=rounds,
+        )
+        for case, own in zip(cases, cost, strict=True)
+    ]
+
+
+def _sample(case: Case, repeats: int) -> float:
+    """Processor seconds of one run of the case, the mean of `repeats`."""
+    start = time.process_time()
+    for _ in range(repeats):
+        _wait(case.run())
+    return (time.process_time() - start) / repeats
+
+
+def _repeats(case: Case) -> int:
+    """How often a sample must repeat the case to last `SAMPLE_SECONDS`; also compiles and warms it."""
+    _wait(case.run())
+    repeats = 1
+    while (spent := _sample(case, repeats) * repeats) < SAMPLE_SECONDS:
+        repeats = max(2 * repeats, int(repeats * SAMPLE_SECONDS / max(spent, 1e-3)))
+    return repeats
+
+
+def _wait(result: Any) -> None:
+    """Wait for results that jax computes in the background; NumPy arrays are there already."""
+    jax = sys.modules.get("jax")
+    if jax is not None:
+        jax.block_until_ready(result)
+
+
+def _quartiles(values: Iterable[float]) -> tuple[float, float]:
+    ordered = sorted(values)
+    return ordered[len(ordered) // 4], ordered[(3 * len(ordered)) // 4]
+
+
+def environment() -> dict[str, str]:
+    """What the ratios depend on besides the code."""
+    found = {"python": platform.python_version(), "machine": platform.machine(), "system": platform.system()}
+    for package in ("fpmjax", "jax", "jaxlib", "numpy", "scipy"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "absent"
+    if (jax := sys.modules.get("jax")) is not None:
+        found["device"] = jax.devices()[0].device_kind
+    return found
+
+
+def table(title: str, results: Sequence[Result]) -> str:
+    """The results as a Markdown table; it says which case is 1."""
+    rows = [("case", f"speed, `{results[0].reference}` = 1", "quartiles of the rounds")]
+    rows += [(r.case, f"{r.ratio:.3g}", f"{r.low:.3g} to {r.high:.3g}") for r in results]
+    width = [max(len(row[i]) for row in rows) for i in range(3)]
+    rows.insert(1, tuple("-" * w for w in width))
+    lines = ["| " + " | ".join(cell.ljust(w) for cell, w in zip(row, width, strict=True)) + " |" for row in rows]
+    return "\n".join([f"**{title}**", "", *lines])
+
+
+def main(benchmarks: dict[str, Callable[[], tuple[list[Case], str]]], argv: Sequence[str] | None = None) -> None:
+    """Command line of a benchmark file: each entry makes its cases and names the reference among them."""
+    parser = argparse.ArgumentParser(description="Paired benchmarks; prints ratios, never times")
+    parser.add_argument("only", nargs="*", metavar="NAME", help=f"default: all of {', '.join(benchmarks)}")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--json", action="store_true", help="one JSON line per case instead of tables")
+    options = parser.parse_args(argv)
+    if unknown := set(options.only) - set(benchmarks):
+        parser.error(f"no such benchmark: {', '.join(sorted(unknown))}")
+    for name in options.only or benchmarks:
+        cases, reference = benchmarks[name]()
+        results = compare(cases, reference=reference, rounds=options.rounds)
+        if options.json:
+            for result in results:
+                print(json.dumps({"benchmark": name} | asdict(result) | environment()), flush=True)
+        else:
+            print(table(name, results), end="\n\n", flush=True)
+    if not options.json:
+        print("; ".join(f"{k} {v}" for k, v in environment().items()))

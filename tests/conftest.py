@@ -1,0 +1,39 @@
+"""What every test shares: strict jax promotion, repeatable hypothesis, the embedded table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jax
+import pytest
+from hypothesis import settings
+
+from fpmjax.data import embedded_table
+
+# In tests only: no silent widening of a dtype, no silent broadcast of ranks.
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+# The same examples on every machine; a slow machine is no failure.
+settings.register_profile("fpmjax", deadline=None, derandomize=True, print_blob=True)
+settings.load_profile("fpmjax")
+
+
+@pytest.fixture(scope="session")
+def embedded_path() -> Path:
+    """The embedded table's Parquet file."""
+    return embedded_table()
+
+
+@pytest.fixture(scope="session")
+def embedded_cells(embedded_path):
+    """All cells of the embedded table."""
+    from fpmjax.tables.load import load_cells
+
+    return load_cells(embedded_path)
+
+
+@pytest.fixture(scope="session")
+def embedded_cell(embedded_cells):
+    """The embedded table's TP1 cell."""
+    return embedded_cells.select(tp=1)
