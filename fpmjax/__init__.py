@@ -1,0 +1,88 @@
+"""fpmjax: how long one forward pass of an LLM serving engine takes, in bulk, from measurements.
+
+Public names load on first use, so that `import fpmjax` costs nothing before jax is needed.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fpmjax._jax import x64 as x64
+    from fpmjax.answer import Estimate as Estimate
+    from fpmjax.answer import Evidence as Evidence
+    from fpmjax.answer import Parts as Parts
+    from fpmjax.answer import Resolution as Resolution
+    from fpmjax.answer import SpeculativeEstimate as SpeculativeEstimate
+    from fpmjax.data import embedded_table as embedded_table
+    from fpmjax.errors import CellNotFoundError as CellNotFoundError
+    from fpmjax.errors import CoverageError as CoverageError
+    from fpmjax.errors import DraftLengthTypeError as DraftLengthTypeError
+    from fpmjax.errors import FpmError as FpmError
+    from fpmjax.errors import MetricsError as MetricsError
+    from fpmjax.errors import PerfDataNotAvailableError as PerfDataNotAvailableError
+    from fpmjax.errors import SpeculationError as SpeculationError
+    from fpmjax.errors import TableError as TableError
+    from fpmjax.estimate import estimate as estimate
+    from fpmjax.facade import ForwardPassPerfModel as ForwardPassPerfModel
+    from fpmjax.models.direct import Direct as Direct
+    from fpmjax.models.direct import direct as direct
+    from fpmjax.rule import SpeculativeRule as SpeculativeRule
+    from fpmjax.speculative import speculative as speculative
+    from fpmjax.status import Status as Status
+    from fpmjax.tables.cell import Cell as Cell
+    from fpmjax.tables.identity import Identity as Identity
+    from fpmjax.tables.load import Cells as Cells
+    from fpmjax.tables.load import load_cells as load_cells
+    from fpmjax.tables.write import write_table as write_table
+    from fpmjax.work import RequestLists as RequestLists
+    from fpmjax.work import Work as Work
+
+__version__ = "0.1.0"
+
+# In reading order: what was measured, the model over it, what is asked, what comes back, what can go wrong.
+_HOME = {
+    "embedded_table": "data",
+    "load_cells": "tables.load",
+    "write_table": "tables.write",
+    "Cells": "tables.load",
+    "Cell": "tables.cell",
+    "Identity": "tables.identity",
+    "direct": "models.direct",
+    "Direct": "models.direct",
+    "Work": "work",
+    "RequestLists": "work",
+    "estimate": "estimate",
+    "speculative": "speculative",
+    "SpeculativeRule": "rule",
+    "x64": "_jax",
+    "Estimate": "answer",
+    "SpeculativeEstimate": "answer",
+    "Parts": "answer",
+    "Evidence": "answer",
+    "Resolution": "answer",
+    "Status": "status",
+    "ForwardPassPerfModel": "facade",
+    "FpmError": "errors",
+    "TableError": "errors",
+    "CellNotFoundError": "errors",
+    "MetricsError": "errors",
+    "CoverageError": "errors",
+    "PerfDataNotAvailableError": "errors",
+    "SpeculationError": "errors",
+    "DraftLengthTypeError": "errors",
+}
+__all__ = [*_HOME, "__version__"]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'fpmjax' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"fpmjax.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,108 @@
+"""What comes back: milliseconds, a status per query, and on request the evidence behind every number."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any
+
+from fpmjax._jax import pytree
+
+Array = Any  # np.ndarray from `estimate`, jax.Array inside the caller's own jit
+
+
+class Resolution(IntEnum):
+    """How a lookup was answered; `word` is the peer's name for it."""
+
+    word: str
+
+    def __new__(cls, value: int, word: str):
+        member = int.__new__(cls, value)
+        member._value_ = value
+        member.word = word
+        return member
+
+    NONE = -1, "none"
+    EXACT = 0, "exact_lookup"
+    WITHIN = 1, "within_curve_interpolation"
+    ACROSS_BATCH = 2, "cross_batch_interpolation"
+    ACROSS_KV = 3, "cross_kv_interpolation"
+    ACROSS_TOKENS = 4, "kv_first_interpolation"
+
+
+@pytree()
+class Evidence:
+    """What carries one lookup, per rank.
+
+    resolution: int8 [n..., r], a `Resolution`; NONE where nothing was asked or the query was refused.
+    row:        int32 [n..., r, 4], zero-based rows of the Parquet file, -1 where unused.
+    weight:     float64 [n..., r, 4], their weights; they sum to 1.
+
+    The order is the peer's: the lower curve first, on it the lower point first.
+    """
+
+    resolution: Array
+    row: Array
+    weight: Array
+
+
+@pytree()
+class Parts:
+    """The pieces an iteration is composed of, per rank; milliseconds are NaN where nothing was asked or found.
+
+    A mixed rank takes prefill_ms + max(decode_ms - baseline_ms, 0).
+    """
+
+    prefill_ms: Array
+    decode_ms: Array
+    baseline_ms: Array
+    prefill: Evidence
+    decode: Evidence
+    baseline: Evidence
+
+
+@pytree()
+class Estimate:
+    """Answers to a batch of queries, one entry per iteration.
+
+    latency_ms: float64 [n...]; NaN where refused, 0 where idle.
+    status:     int8 [n...], a `fpmjax.Status`.
+    rank:       int32 [n...], first of the slowest ranks; -1 where idle or refused.
+    native_ms:  float64 [n...], the answer before an online correction.
+    factor:     float64 [n...], that correction; 1 where there is none.
+    parts:      per-rank pieces and evidence, or None unless asked for.
+    """
+
+    latency_ms: Array
+    status: Array
+    rank: Array
+    native_ms: Array
+    factor: Array
+    parts: Parts | None = None
+
+
+@pytree()
+class SpeculativeEstimate:
+    """Answers with a draft length: one whole round, draft and verification, not a time per accepted token.
+
+    latency_ms:     float64 [n...], scaling_factor * stp.latency_ms.
+    draft_length:   [n...], as asked.
+    scaling_factor: float64 [n...].
+    calibrated:     bool [n...], inside the published study (B <= 8, K <= 4096 B, depth 1..4; TP1, BF16).
+    stp:            the ordinary, unscaled answer at the widened work, evidence included.
+    """
+
+    latency_ms: Array
+    draft_length: Array
+    scaling_factor: Array
+    calibrated: Array
+    stp: Estimate
+
+    @property
+    def status(self) -> Array:
+        """int8 [n...], a `fpmjax.Status`."""
+        return self.stp.status
+
+    @property
+    def rank(self) -> Array:
+        """int32 [n...], first of the slowest ranks; -1 where idle or refused."""
+        return self.stp.rank

@@ -1,0 +1,231 @@
+"""`estimate`: the edge between the host and a model.
+
+In: any batch shape, NumPy.  Between: a few fixed sizes, so that a thousand different jobs share a handful of
+compiled functions; chunks, so that memory beyond inputs and outputs does not grow; 64-bit scope, whatever the
+caller's jax settings.  Out: NumPy arrays, and exceptions where they were asked for.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fpmjax._jax import x64
+from fpmjax.answer import Estimate, SpeculativeEstimate
+from fpmjax.errors import SpeculationError
+from fpmjax.refusal import raise_first_refusal
+from fpmjax.rule import PUBLISHED, SpeculativeRule
+from fpmjax.speculative import draft_lengths, is_published, require_eligible, speculate
+from fpmjax.status import Status
+from fpmjax.work import COUNTS, Work
+
+SMALL = 64  # queries and ranks up to which plain Python beats dispatching a kernel
+SIZES = (1 << 10, 1 << 14, 1 << 18)  # compiled sizes in queries and ranks; the largest keeps outputs inside the cache
+IN_FLIGHT = 2  # chunks computed while an earlier one is copied out
+
+
+def estimate(
+    model: Any,
+    work: Work,
+    *,
+    draft_length: Any = None,
+    rule: SpeculativeRule | None = None,
+    check: bool = True,
+    evidence: bool = False,
+) -> Estimate | SpeculativeEstimate:
+    """How long each iteration of `work` takes, in milliseconds.
+
+    draft_length: None for ordinary decoding; an integer from 1, or an array of them that broadcasts against
+        `work.shape`, for speculative rounds.
+    rule: factor of a speculative round; None is the published 0.08 d + 1.25.
+    check: raise on the first refused query (CoverageError, SpeculationError, MetricsError), with how many there
+        are, where the first is and what is measured nearby.  False: NaN and a `Status` there, numbers elsewhere.
+    evidence: add the per-rank parts: resolution, rows of the Parquet file and weights.
+
+    Returns float64 NumPy arrays of the common shape; scalars for a single query.
+    """
+    if draft_length is None:
+        if rule is not None:
+            raise SpeculationError("a rule scales speculative rounds\nhint: give draft_length too", code="rule")
+        depth = factor = None
+        shape = work.shape
+    else:
+        require_eligible(model)
+        depth = draft_lengths(draft_length)
+        factor = (rule or PUBLISHED).factor(depth)
+        shape = common_shape(work.shape, depth.shape)
+        depth, factor = np.broadcast_to(depth, shape), np.broadcast_to(factor, shape)
+    asked = spread(only_what_is_there(work, needs_lists=depth is not None, model=model), shape)
+    queries = int(np.prod(shape, dtype=np.int64))
+    if queries * work.ranks <= SMALL and hasattr(model, "on_host"):
+        ask = partial(model.on_host, evidence=evidence)
+        if depth is None:
+            result = ask(asked)
+        else:
+            result = speculate(np, ask, asked, depth, factor, is_published(rule))
+    else:
+        result = in_chunks(model, asked, depth, factor, shape, evidence=evidence, published=is_published(rule))
+    result = jax.tree.map(lambda x: x[()], result)
+    if check:
+        raise_first_refusal(model, work, result, draft_length)
+    return result
+
+
+def common_shape(work: tuple[int, ...], depth: tuple[int, ...]) -> tuple[int, ...]:
+    try:
+        return np.broadcast_shapes(work, depth)
+    except ValueError:
+        raise SpeculationError(
+            f"draft_length of shape {depth} does not broadcast against work of shape {work}\n"
+            "hint: add a length-1 axis, e.g. work of shape [n, 1] with draft lengths of shape [d]",
+            code="draft_length_shape",
+        ) from None
+
+
+def only_what_is_there(work: Work, *, needs_lists: bool, model: Any) -> Work:
+    """The work without phases that no query has, and without what the model does not read."""
+    fields: dict[str, Any] = {name: getattr(work, name) for name in COUNTS}
+    if not any(present(fields[name]) for name in COUNTS[:3]):
+        fields |= dict.fromkeys(COUNTS[:3])
+    if not any(present(fields[name]) for name in COUNTS[3:]) and fields["prefill_tokens"] is not None:
+        fields |= dict.fromkeys(COUNTS[3:])
+    reads = getattr(model, "reads", ())
+    for name in ("prefill_length_var", "decode_kv_var"):
+        fields[name] = getattr(work, name) if "variance" in reads else None
+    fields["lists"] = work.lists if needs_lists or "lists" in reads else None
+    return Work(**fields)
+
+
+def present(x: Any) -> bool:
+    """Whether a count is anywhere above zero; a broadcast view is looked at once."""
+    if x is None or not np.size(x):
+        return False
+    x = np.asarray(x)
+    return bool(x[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in x.strides)].any())
+
+
+def spread(work: Work, shape: tuple[int, ...]) -> Work:
+    """The work as views of the full batch shape."""
+    lead = len(work.shape)
+    return jax.tree.map(lambda x: np.broadcast_to(x, (*shape, *np.shape(x)[lead:])), work)
+
+
+def in_chunks(model: Any, work: Work, depth: Any, factor: Any, shape: tuple[int, ...], **static: bool) -> Any:
+    """`answer` over every query, in chunks of a few compiled sizes, two of them in flight."""
+    queries = int(np.prod(shape, dtype=np.int64))
+    ranks = 1 << (work.ranks - 1).bit_length()  # idle ranks change nothing, and fewer rank counts compile
+    arrays = (work, depth, factor)
+    out: Any = None
+    pending: deque[tuple[slice, Any]] = deque()
+
+    def drain(limit: int) -> None:
+        nonlocal out
+        while len(pending) > limit:
+            where, result = pending.popleft()
+            result = jax.tree.map(np.asarray, result)
+            if out is None:
+                out = jax.tree.map(lambda x: np.empty((queries, *x.shape[1:]), x.dtype), result)
+            jax.tree.map(lambda o, x: np.copyto(o[where], x[: where.stop - where.start]), out, result)
+
+    with x64():
+        on_device = device_copy(model)
+        for where, size in chunks(queries, ranks):
+            part = jax.tree.map(lambda x: rows(x, where, size, len(shape)), arrays)  # noqa: B023
+            part = (pad_ranks(part[0], ranks), *part[1:])
+            pending.append((where, answer(on_device, *part, **static)))
+            drain(IN_FLIGHT)
+        drain(0)
+    out = jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), out)
+    return complete(out, depth, factor, work.ranks)
+
+
+def chunks(queries: int, ranks: int) -> Iterator[tuple[slice, int]]:
+    """(queries, compiled size in queries) of each chunk: the largest size that is at least half filled."""
+    sizes = [max(1, size // ranks) for size in SIZES]
+    start = 0
+    while start < queries or not queries:
+        left = queries - start
+        size = next((s for s in reversed(sizes) if left > s // 2), sizes[0])
+        yield slice(start, min(start + size, queries)), size
+        start += size
+        if not queries:
+            return
+
+
+def rows(x: np.ndarray, where: slice, size: int, axes: int) -> np.ndarray:
+    """Queries `where` of a field [n..., rest] as [size, rest], the tail zero; only these are ever copied."""
+    rest = x.shape[axes:]
+    if x.flags.c_contiguous:
+        part = x.reshape(-1, *rest)[where]
+    else:
+        inner = int(np.prod(rest, dtype=np.int64))
+        part = x.flat[where.start * inner : where.stop * inner].reshape(-1, *rest)
+    if len(part) == size:
+        return part
+    return np.concatenate([part, np.zeros((size - len(part), *rest), x.dtype)])
+
+
+def pad_ranks(work: Work, ranks: int) -> Work:
+    """Idle ranks up to `ranks`."""
+    missing = ranks - work.ranks
+    if not missing:
+        return work
+
+    def pad(x: np.ndarray) -> np.ndarray:
+        return np.pad(x, [(0, 0), (0, missing), *[(0, 0)] * (x.ndim - 2)])
+
+    return jax.tree.map(pad, work)
+
+
+@partial(jax.jit, static_argnames=("evidence", "published"))
+def answer(model: Any, work: Work, depth: Any, factor: Any, *, evidence: bool, published: bool) -> Any:
+    """One chunk; fields that the host can fill in are left out, for every output costs memory bandwidth."""
+    ask = partial(model, evidence=evidence)
+    if depth is None:
+        return slim(model, ask(work), work.ranks)
+    whole = speculate(jnp, ask, work, depth, factor, published)
+    return replace(whole, stp=slim(model, whole.stp, work.ranks), draft_length=None, scaling_factor=None)
+
+
+def slim(model: Any, result: Estimate, ranks: int) -> Estimate:
+    """The estimate without the rank of single-rank work and without a correction that no part of the model makes."""
+    if ranks == 1:
+        result = replace(result, rank=None)
+    if not getattr(model, "corrects", False):
+        result = replace(result, native_ms=None, factor=None)
+    return result
+
+
+def complete(result: Any, depth: Any, factor: Any, ranks: int) -> Any:
+    """What `slim` and `answer` left out."""
+    if isinstance(result, SpeculativeEstimate):
+        stp = complete(result.stp, None, None, ranks)
+        return replace(result, stp=stp, draft_length=depth, scaling_factor=factor)
+    if result.rank is None:
+        result = replace(result, rank=np.where(result.status == Status.OK, np.int32(0), np.int32(-1)))
+    if result.native_ms is None:
+        ones = np.broadcast_to(np.float64(1), result.latency_ms.shape)
+        result = replace(result, native_ms=result.latency_ms, factor=ones)
+    if result.parts is not None:
+        axis = result.latency_ms.ndim
+        parts = jax.tree.map(lambda x: x[(slice(None),) * axis + (slice(0, ranks),)], result.parts)
+        result = replace(result, parts=parts)
+    return result
+
+
+_copies: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+
+def device_copy(model: Any) -> Any:
+    """The model with its arrays on the device, kept as long as the model lives."""
+    if model not in _copies:
+        _copies[model] = jax.tree.map(jnp.asarray, model)
+    return _copies[model]

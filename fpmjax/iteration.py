@@ -1,0 +1,104 @@
+"""From the lookups of every rank to one iteration: composition, statuses, the slowest rank.
+
+Written against the array namespace (`numpy` or `jax.numpy`), so that the host path and the kernel share it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fpmjax.answer import Estimate, Parts
+from fpmjax.metrics import U32_MAX
+from fpmjax.status import Status
+from fpmjax.work import COUNTS, PAIRS, Array, Work
+
+OK, IDLE, INVALID, OVERFLOW = (np.int8(s) for s in (Status.OK, Status.IDLE, Status.INVALID_WORK, Status.COUNT_OVERFLOW))
+
+
+class Lookups(NamedTuple):
+    """Per-rank lookups [n..., r] in milliseconds, NaN where refused; None for a phase that no query has.
+
+    prefill_refusal, decode_refusal: int8 [], what a missing answer of that phase means.
+    """
+
+    prefill_ms: Array
+    decode_ms: Array
+    baseline_ms: Array
+    prefill_refusal: Any
+    decode_refusal: Any
+
+
+def has_prefill(work: Work) -> Array:
+    """bool [n..., r]: tokens are computed; a fully cached request computes none and takes no time."""
+    return None if work.prefill_tokens is None else work.prefill_tokens > 0
+
+
+def has_decode(work: Work) -> Array:
+    """bool [n..., r]"""
+    return None if work.decode_requests is None else work.decode_requests > 0
+
+
+def askable(xp: Any, work: Work, width: int = 1) -> tuple[Work, Array]:
+    """The work with uint32 counts and `width` decode rows per request; and its refusals, int8 [n..., r].
+
+    Work made by its constructors is valid; traced work is checked here.  What a refused rank holds afterwards is
+    of no consequence: `compose` lets the refusal win.
+    """
+    status = xp.full((*work.shape, work.ranks), OK)
+    counts = {name: getattr(work, name) for name in COUNTS}
+    for name, x in counts.items():
+        if x is not None and x.dtype != np.uint32:
+            wide = x.astype(np.int64)  # a bound of 2**32 - 1 would wrap in int32; what exceeds int64 turns negative
+            status = xp.where((wide < 0) | (wide > U32_MAX), INVALID, status)
+            counts[name] = x.astype(np.uint32)
+    for requests, totals, _ in PAIRS:
+        r, t = counts[requests], counts[totals]
+        if r is not None and t is not None:
+            status = xp.where((r == 0) & (t > 0), INVALID, status)
+    if width > 1 and counts["decode_requests"] is not None:
+        requests = counts["decode_requests"]
+        status = xp.where((status == OK) & (requests > np.uint32(U32_MAX // width)), OVERFLOW, status)
+        counts["decode_requests"] = requests * np.uint32(min(width, U32_MAX))
+    return replace(work, **counts), status
+
+
+def compose(xp: Any, work: Work, status: Array, found: Lookups, parts: Parts | None = None) -> Estimate:
+    """One iteration per query: a mixed rank adds its decode time above the baseline, the slowest rank counts.
+
+    status: int8 [n..., r], refusals that are known before any lookup; they win.  Then a rank's prefill lookup
+    comes before its decode lookup, and the first refusing rank decides.
+    """
+    prefill, decode = has_prefill(work), has_decode(work)
+    idle = xp.where(status == OK, IDLE, status)
+    ms = xp.zeros(status.shape)
+    if decode is not None:
+        decode_ms = found.decode_ms
+        if prefill is not None:
+            decode_ms = xp.where(prefill, xp.maximum(decode_ms - found.baseline_ms, 0.0), decode_ms)
+        ms = xp.where(decode, decode_ms, 0.0)
+        idle = xp.where((idle == IDLE) & decode, xp.where(xp.isnan(found.decode_ms), found.decode_refusal, OK), idle)
+    if prefill is not None:
+        ms = xp.where(prefill, found.prefill_ms, 0.0) + ms
+        missing = xp.isnan(found.prefill_ms)
+        idle = xp.where(
+            (status == OK) & prefill & missing, found.prefill_refusal, xp.where((idle == IDLE) & prefill, OK, idle)
+        )
+    return slowest_rank(xp, ms, idle, parts)
+
+
+def slowest_rank(xp: Any, ms: Array, status: Array, parts: Parts | None) -> Estimate:
+    """Milliseconds and statuses per rank [n..., r] -> one estimate per query."""
+    refused = status > IDLE
+    if status.shape[-1] == 1:
+        latency, rank, status, refused = ms[..., 0], 0, status[..., 0], refused[..., 0]
+    else:
+        first = xp.expand_dims(xp.argmax(refused, axis=-1), -1)
+        answered = xp.where((status == OK).any(-1), OK, IDLE)
+        status = xp.where(refused.any(-1), xp.take_along_axis(status, first, -1)[..., 0], answered)
+        latency, rank, refused = ms.max(-1), xp.argmax(ms, axis=-1).astype(np.int32), refused.any(-1)
+    latency = xp.where(refused, np.nan, latency)
+    rank = xp.where(status == OK, rank, np.int32(-1)).astype(np.int32)
+    return Estimate(latency, status, rank, latency, xp.ones(latency.shape), parts)

@@ -1,0 +1,68 @@
+"""The evidence of an answer: how it was found, which measured rows carry it, and with which weights."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fpmjax.answer import Evidence, Resolution
+from fpmjax.lookup.axis import take
+from fpmjax.lookup.curves import Knots
+from fpmjax.lookup.kernel import Support
+from fpmjax.lookup.prefill import PrefillTable
+from fpmjax.lookup.scalar import Answer, DecodeWalk, PrefillWalk
+
+NONE, EXACT, WITHIN, ACROSS_BATCH, ACROSS_KV, ACROSS_TOKENS = (np.int8(r) for r in Resolution)
+
+
+def gather_evidence(knots: Knots, support: Support | None, asked: jax.Array, crossing) -> Evidence:
+    """Support -> evidence; `asked` bool [...], `crossing` the resolution where two curves answer."""
+    if support is None:  # a phase that no query has
+        return Evidence(
+            jnp.full(asked.shape, NONE), jnp.full((*asked.shape, 4), np.int32(-1)), jnp.zeros((*asked.shape, 4))
+        )
+    found = asked & (support.lo >= 0)
+    lo, hi, w = jnp.where(found, support.lo, 0), support.hi, support.across
+    weights = (
+        (1 - w) * (1 - support.along_lo),
+        (1 - w) * support.along_lo,
+        w * (1 - support.along_hi),
+        w * support.along_hi,
+    )
+    weight = jnp.stack([jnp.where(found, x, 0.0) for x in weights], axis=-1)
+    row = jnp.stack([take(knots.row, p) for p in (lo, lo + 1, hi, hi + 1)], axis=-1)
+    alone = jnp.where(support.along_lo == 0, EXACT, WITHIN)
+    resolution = jnp.where(found, jnp.where(lo != hi, crossing, alone), NONE)
+    return Evidence(resolution, jnp.where(weight > 0, row, -1), weight)
+
+
+def gather_prefill_evidence(table: PrefillTable, support: Support | None, asked: jax.Array) -> Evidence:
+    """Evidence of prefill lookups: which way they went is written in the knot itself."""
+    crossing = None if support is None else jnp.where(support.lo >= table.split, ACROSS_TOKENS, ACROSS_KV)
+    return gather_evidence(table.knots, support, asked, crossing)
+
+
+def baseline_evidence(knots: Knots, support: Support | None, asked: jax.Array) -> Evidence:
+    """Evidence of the mixed-pass baseline: the first point of each curve, crossed as the decode query was."""
+    if support is not None:
+        zero = jnp.zeros_like(support.across)
+        head = take(knots.head, jnp.maximum(support.lo, 0))
+        support = Support(
+            jnp.where(support.lo >= 0, head, -1), take(knots.head, support.hi), support.across, zero, zero
+        )
+    return gather_evidence(knots, support, asked, ACROSS_BATCH)
+
+
+def collect_evidence(walk: DecodeWalk | PrefillWalk, answers: list[Answer], ok, shape: tuple[int, ...]) -> Evidence:
+    """Evidence of lookups made one at a time; `ok` bool [queries and ranks] leaves out refused work."""
+    resolution = np.full(len(answers), NONE)
+    row, weight = np.full((len(answers), 4), np.int32(-1)), np.zeros((len(answers), 4))
+    for i, answer in enumerate(answers):
+        if answer.ms is None or not ok[i]:
+            continue
+        resolution[i] = answer.resolution
+        for slot, (knot, share) in enumerate(walk.knots.corners(answer)):
+            if share > 0:
+                row[i, slot], weight[i, slot] = walk.knots.row[knot], share
+    return Evidence(resolution.reshape(shape), row.reshape(*shape, 4), weight.reshape(*shape, 4))

@@ -1,0 +1,100 @@
+"""The device side of the lookup: find two knots, read two curves, cross them.  Pure, never raises, O(1) a query.
+
+Bits: answers equal the peer's on the CPU.  Along a curve the product is formed before the quotient, so no FMA can
+arise; across curves the peer rounds the weight first, and a select stands between product and sum because XLA
+would contract them.  Counts are subtracted as integers and cast afterwards: int32 / int32 is float32 in jax.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fpmjax.lookup.axis import locate, take
+from fpmjax.lookup.curves import Knots
+from fpmjax.lookup.decode import DecodeTable
+from fpmjax.lookup.prefill import PrefillTable
+
+
+class Support(NamedTuple):
+    """Where an answer comes from: knot `lo` (and lo + 1) crossed with knot `hi` (and hi + 1); -1 = refused.
+
+    across: weight of the upper curve; along_lo, along_hi: weight of the second knot on each curve.
+    """
+
+    lo: jax.Array
+    hi: jax.Array
+    across: jax.Array
+    along_lo: jax.Array
+    along_hi: jax.Array
+
+
+def find_decode(table: DecodeTable, batch: jax.Array, kv: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Knots (lo, hi) of uint32 queries, int32, -1 where refused."""
+    known = jnp.minimum(batch, jnp.uint32(table.row.shape[-1] - 1)).astype(jnp.int32)
+    cell = take(table.row, known) + locate(table.kv, kv)
+    return take(table.lo, cell), take(table.hi, cell)
+
+
+def find_prefill(table: PrefillTable, batch, tokens, kv) -> tuple[jax.Array, jax.Array]:
+    """Knots (lo, hi) of uint32 queries, int32, -1 where refused."""
+    known = jnp.minimum(batch, jnp.uint32(table.site.shape[-1] - 1)).astype(jnp.int32)
+    site = take(table.site, known)
+    row = take(table.row.reshape(-1), site * table.row.shape[-1] + locate(table.tokens, tokens))
+    column = take(table.column.reshape(-1), site * table.column.shape[-1] + locate(table.kv, kv))
+    return take(table.lo, row + column), take(table.hi, row + column)
+
+
+def read_curve(knots: Knots, p: jax.Array, q: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Milliseconds of a curve at q between knots p and p + 1, and the weight of p + 1."""
+    x, ms = take(knots.x, p), take(knots.ms, p)
+    dx, gap = (q - x).astype(ms.dtype), (take(knots.x, p + 1) - x).astype(ms.dtype)
+    return ms + (take(knots.ms, p + 1) - ms) * dx / gap, dx / gap
+
+
+def cross(u: jax.Array, v: jax.Array, two: jax.Array, step: jax.Array) -> jax.Array:
+    """u, or u + step where two curves answer; the select keeps XLA from fusing a product into the sum."""
+    return u + jnp.where(two, step, 0.0)
+
+
+def read(knots: Knots, lo, hi, q, r, curve_order=None) -> tuple[jax.Array, Support]:
+    """Two curves read at q and crossed at r -> (milliseconds, NaN where refused; their support).
+
+    curve_order: where true, the crossing is evaluated like a curve (KV-first); elsewhere its weight is rounded first.
+    """
+    found = lo >= 0
+    p, p_hi = jnp.where(found, lo, 0), jnp.where(found, hi, 0)
+    (u, along_lo), (v, along_hi) = read_curve(knots, p, q), read_curve(knots, p_hi, q)
+    at = take(knots.at, p)
+    dx = (r - at).astype(u.dtype)
+    gap = jnp.maximum(take(knots.at, p_hi) - at, jnp.uint32(1)).astype(u.dtype)  # one curve alone: 0 / 1
+    across = dx / gap
+    step = (v - u) * across
+    if curve_order is not None:
+        step = jnp.where(curve_order, (v - u) * dx / gap, step)
+    ms = cross(u, v, p != p_hi, step)
+    sound = found & (ms > 0) & (ms < jnp.inf)  # differences of absurd latencies may overflow; the peer refuses too
+    return jnp.where(sound, ms, jnp.nan), Support(jnp.where(sound, lo, -1), p_hi, across, along_lo, along_hi)
+
+
+def look_up_decode(table: DecodeTable, batch, kv) -> tuple[jax.Array, Support]:
+    """Decode of `batch` requests over `kv` past tokens in total (uint32, one shape) -> (ms, support)."""
+    return read(table.knots, *find_decode(table, batch, kv), kv, batch)
+
+
+def look_up_prefill(table: PrefillTable, batch, tokens, kv) -> tuple[jax.Array, Support]:
+    """Prefill of `tokens` new tokens beside `kv` cached ones (uint32, one shape) -> (ms, support)."""
+    lo, hi = find_prefill(table, batch, tokens, kv)
+    along_kv = lo >= table.split
+    return read(table.knots, lo, hi, jnp.where(along_kv, kv, tokens), jnp.where(along_kv, tokens, kv), along_kv)
+
+
+def decode_baseline(table: DecodeTable, support: Support) -> jax.Array:
+    """Mixed passes: the curves that answered the decode query, each at its own first point, crossed alike."""
+    knots = table.knots
+    found = support.lo >= 0
+    lo, hi = jnp.where(found, support.lo, 0), support.hi
+    u, v = take(knots.ms, take(knots.head, lo)), take(knots.ms, take(knots.head, hi))
+    return jnp.where(found, cross(u, v, lo != hi, (v - u) * support.across), jnp.nan)

@@ -1,0 +1,64 @@
+"""What is measured near a refused query, in words."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fpmjax.lookup.decode import OCTAVES, capture_rungs
+
+if TYPE_CHECKING:
+    from fpmjax.tables.cell import Cell, Points
+
+
+def near_decode(cell: Cell, batch: int, kv: int) -> str:
+    """Why a decode query finds no answer: its own batch, its neighbours, and a hint of what would."""
+    points = cell.decode
+    batches = np.unique(points.batch)
+    if not batches.size:
+        return "\nhint: measure decode passes, or ask for prefill only"
+    below, above = batches[batches < batch], batches[batches > batch]
+    notes = []
+    if batch in batches:
+        notes.append(f"batch_size={batch} is measured for {span(points, batch)}")
+    if not above.size:
+        notes.append(f"the largest measured batch is {batches[-1]}, for {span(points, batches[-1])}")
+    elif not below.size:
+        notes.append(f"the smallest measured batch is {batches[0]}, for {span(points, batches[0])}")
+    else:
+        rungs = capture_rungs(batches)
+        for side in (below[-1], above[0]):
+            note = f"batch {side} is measured for {span(points, side)}"
+            if np.searchsorted(rungs, side) != np.searchsorted(rungs, batch):
+                note += " but stands in another capture regime"
+            elif abs(np.log2(side) - np.log2(batch)) > OCTAVES:
+                note += " but lies more than two octaves away"
+            notes.append(note)
+    nearest = batches[np.argmin(np.abs(np.log2(batches) - np.log2(max(batch, 1))))]
+    return f"; {'; '.join(notes)}\nhint: batch_size={nearest} answers {span(points, nearest)}"
+
+
+def near_prefill(cell: Cell, batch: int, tokens: int, kv: int) -> str:
+    """Why a prefill query finds no answer, and a hint of what would."""
+    points = cell.prefill
+    batches = np.unique(points.batch)
+    if not batches.size:
+        return "\nhint: measure prefill passes, or ask for decode only"
+    if batch not in batches:
+        few = ", ".join(map(str, batches[:8])) + (", ..." if batches.size > 8 else "")
+        return f"; batch_size={batch} has no prefill rows (measured: {few})\nhint: prefill never crosses batch sizes"
+    own = points.batch == batch
+    t, k = points.tokens[own], points.kv[own]
+    distance = np.abs(np.log2(t + 1) - np.log2(tokens + 1)) + np.abs(np.log2(k + 1) - np.log2(kv + 1))
+    i = int(np.argmin(distance))
+    return (
+        f"; batch_size={batch} is measured for total_prefill_tokens {t.min()}..{t.max()} "
+        f"and total_kv_read_tokens {k.min()}..{k.max()}, though not for every pair\n"
+        f"hint: the nearest measured point is total_prefill_tokens={t[i]}, total_kv_read_tokens={k[i]}"
+    )
+
+
+def span(points: Points, batch: int) -> str:
+    kv = points.kv[points.batch == batch]
+    return f"total_kv_read_tokens={kv[0]}" if kv.min() == kv.max() else f"total_kv_read_tokens {kv.min()}..{kv.max()}"

@@ -1,0 +1,86 @@
+"""The factor between an ordinary pass and a speculative round: intercept + slope * draft length, exactly.
+
+Published for TP1, BF16, batches of 1, 4 and 8, contexts of 1,024 and 4,096 and depths 1 to 4:
+0.08 * d + 1.25, that is 1.33, 1.41, 1.49 and 1.57.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from decimal import Decimal, InvalidOperation
+from fractions import Fraction
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from fpmjax.errors import SpeculationError
+
+EXACT_INTEGERS = 2**53  # every integer up to here is a float64
+
+
+@dataclass(frozen=True)
+class SpeculativeRule:
+    """A linear rule; decimal coefficients (text, int, Decimal or float as it prints) are kept exactly.
+
+    factor(d) = intercept + slope * d, rounded to float64 once.
+
+    Raises SpeculationError (`rule`) for coefficients that are not finite, are negative or are both zero.
+    """
+
+    slope: Decimal = field(default=Decimal("0.08"))
+    intercept: Decimal = field(default=Decimal("1.25"))
+    provenance: str = "unstated"
+
+    def __post_init__(self):
+        for name in ("slope", "intercept"):
+            object.__setattr__(self, name, decimal(name, getattr(self, name)))
+        if self.slope == 0 and self.intercept == 0:
+            raise SpeculationError("a rule of slope 0 and intercept 0 would answer 0 ms everywhere", code="rule")
+
+    def factor(self, draft_length: Any) -> Any:
+        """float64 of the shape of `draft_length`: int, integer array, or a traced one under `fpmjax.x64()`.
+
+        Concrete lengths get the correctly rounded factor; so do traced ones while slope * d + intercept, in units
+        of the last decimal place, stays below 2**53 (for the published rule: always), otherwise within one ulp.
+        """
+        slope, intercept, unit = self.integers()
+        if isinstance(draft_length, (int, np.integer)):
+            return np.float64((intercept + slope * int(draft_length)) / unit)
+        if isinstance(draft_length, np.ndarray):
+            top = int(draft_length.max(initial=0))
+            if intercept + slope * top < EXACT_INTEGERS and unit < EXACT_INTEGERS:
+                return (intercept + slope * draft_length.astype(np.int64)) / np.float64(unit)
+            rounded = [(intercept + slope * d) / unit for d in draft_length.ravel().tolist()]
+            return np.array(rounded, np.float64).reshape(draft_length.shape)
+        # XLA turns a division by a constant into a product with its reciprocal, which is wrong in the last bit
+        # for hundreds of depths; behind the barrier the divisor is no constant.
+        numerator = np.float64(intercept) + np.float64(slope) * draft_length.astype(np.float64)
+        return numerator / lax.optimization_barrier(jnp.full(jnp.shape(draft_length), np.float64(unit)))
+
+    def integers(self) -> tuple[int, int, int]:
+        """(slope, intercept, unit): both coefficients as integers over one common denominator."""
+        slope, intercept = Fraction(self.slope), Fraction(self.intercept)
+        unit = math.lcm(slope.denominator, intercept.denominator)
+        return int(slope * unit), int(intercept * unit), unit
+
+    def __str__(self) -> str:
+        return f"{self.slope} * d + {self.intercept} ({self.provenance})"
+
+
+def decimal(name: str, value: Any) -> Decimal:
+    """The coefficient as it is written; a float means the number that it prints as."""
+    try:
+        number = Decimal(str(value) if isinstance(value, (float, np.floating)) else value)
+    except (InvalidOperation, TypeError, ValueError):
+        raise SpeculationError(f"{name}={value!r} is not a decimal number", code="rule") from None
+    if isinstance(value, bool) or not number.is_finite() or number < 0:
+        raise SpeculationError(
+            f"{name}={value!r} cannot scale a latency: a coefficient is a finite number of at least 0", code="rule"
+        )
+    return number
+
+
+PUBLISHED = SpeculativeRule(provenance="published calibration study, TP1, BF16")

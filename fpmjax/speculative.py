@@ -1,0 +1,227 @@
+"""Speculative decoding from an ordinary model: widen the decode work, ask once, scale once.
+
+    T(d) = (0.08 d + 1.25) * F((d + 1) B, K)
+
+A draft of d tokens makes every request d + 1 decode rows that share its past KV, so each rank's requests are
+widened and its KV total is kept exactly.  The complete ordinary answer, rank maximum and online correction
+included, is multiplied once and last.  Coverage and readiness are those of the model at the widened work.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fpmjax._jax import require_x64
+from fpmjax.answer import Estimate, SpeculativeEstimate
+from fpmjax.errors import DraftLengthTypeError, SpeculationError
+from fpmjax.iteration import OK, askable
+from fpmjax.metrics import U32_MAX
+from fpmjax.rule import PUBLISHED, SpeculativeRule
+from fpmjax.status import Status
+from fpmjax.work import Array, Work
+
+LARGEST_DRAFT = U32_MAX - 1  # d + 1 rows a request must be countable in 32 bits
+CALIBRATED_REQUESTS, CALIBRATED_KV_PER_REQUEST, CALIBRATED_DRAFT = 8, 4096, 4  # the study's largest values
+
+NOT_PURE_DECODE, NOT_SINGLE_TOKEN, COUNT_OVERFLOW, BAD_DRAFT_LENGTH, IDLE = (
+    np.int8(s)
+    for s in (
+        Status.NOT_PURE_DECODE,
+        Status.NOT_SINGLE_TOKEN,
+        Status.COUNT_OVERFLOW,
+        Status.BAD_DRAFT_LENGTH,
+        Status.IDLE,
+    )
+)
+
+
+def speculative(model: Any, work: Work, draft_length: Any, rule: SpeculativeRule | None = None) -> SpeculativeEstimate:
+    """Pure: one speculative round per query, for use inside your own `jit`, `vmap` or `grad`.
+
+    draft_length: an int, or an integer array (traced or not) that broadcasts against `work.shape`; its range is
+    reported by the status, its type and the model's eligibility raise at trace time.
+    rule: None is the published one.
+
+    Raises DraftLengthTypeError, SpeculationError (`unsupported_estimator`, `measured_round`), and FpmError
+    (`x64_required`) outside `fpmjax.x64()`.
+    """
+    require_x64()
+    require_eligible(model)
+    depth = draft_lengths(draft_length)
+    factor = (rule or PUBLISHED).factor(depth)
+    return speculate(jnp, model, work, depth, factor, is_published(rule))
+
+
+def speculate(xp: Any, ask: Any, work: Work, depth: Array, factor: Array, published: bool) -> SpeculativeEstimate:
+    """`speculative` over an array namespace: `ask` answers the widened work; `depth` and `factor` are checked."""
+    shape = np.broadcast_shapes(work.shape, np.shape(depth))
+    depth, factor = xp.broadcast_to(depth, shape), xp.broadcast_to(factor, shape)
+    work, invalid = askable(xp, work)
+    wide, status = widen(xp, work, depth, invalid)
+    stp = refuse_widened(xp, ask(wide), status)
+    calibrated = in_study(xp, work, depth) & published
+    return SpeculativeEstimate(factor * stp.latency_ms, depth, factor, calibrated, stp)
+
+
+def widen(xp: Any, work: Work, depth: Array, invalid: Array) -> tuple[Work, Array]:
+    """(work with d + 1 decode rows per request and the same KV total; refusals int8 [n..., r]).
+
+    depth: integer [n...]; invalid: int8 [n..., r], refusals of the work itself.  A query with any refused rank becomes idle, so that nothing is looked up for it.
+    Counts are compared by division, never by a product that could wrap.
+    """
+    shape = (*depth.shape, work.ranks)
+
+    def spread(x: Array) -> Array:
+        return xp.zeros(shape, np.uint32) if x is None else xp.broadcast_to(x, shape)
+
+    requests, kv = spread(work.decode_requests), spread(work.decode_kv)
+    depth = depth.astype(np.int64)
+    d = xp.where((depth < 1) | (depth > LARGEST_DRAFT), 0, depth).astype(np.uint32)[..., None]
+    status = xp.where(xp.broadcast_to(d, shape) == 0, BAD_DRAFT_LENGTH, spread(invalid))
+    for x in (work.prefill_requests, work.prefill_tokens, work.prefill_kv):
+        if x is not None:
+            status = xp.where((status == OK) & (spread(x) > 0), NOT_PURE_DECODE, status)
+    width = xp.broadcast_to(d + np.uint32(1), shape)
+    many = requests > np.uint32(U32_MAX) // width
+    status = xp.where((status == OK) & many, COUNT_OVERFLOW, status)
+    if work.lists is not None:
+        position = np.arange(work.lists.extend.shape[-1], dtype=np.int32).reshape((1,) * work.lists.count.ndim + (-1,))
+        several = ((position < work.lists.count[..., None]) & (work.lists.extend != 1)).any(-1)
+        status = xp.where((status == OK) & spread(several) & (requests > 0), NOT_SINGLE_TOKEN, status)
+    askable = (status == OK).all(-1, keepdims=True)
+    variance = work.decode_kv_var
+    if variance is not None:  # the variance of an even split; no estimator of totals reads it
+        variance = spread(variance) / (width.astype(np.float64) * width.astype(np.float64))
+    wide = replace(
+        work,
+        prefill_requests=None,
+        prefill_tokens=None,
+        prefill_kv=None,
+        prefill_length_var=None,
+        decode_requests=xp.where(askable, requests * width, np.uint32(0)),
+        decode_kv=xp.where(askable, kv, np.uint32(0)),
+        decode_kv_var=variance,
+        lists=None,
+    )
+    return wide, status
+
+
+def refuse_widened(xp: Any, stp: Estimate, status: Array) -> Estimate:
+    """The answer at the widened work, with the refusals of the widening where there are any (first rank wins)."""
+    refused = status != OK
+    first = xp.expand_dims(xp.argmax(refused, axis=-1), -1)
+    code, refused = xp.take_along_axis(status, first, -1)[..., 0], refused.any(-1)
+    latency, native = (xp.where(refused, np.nan, x) for x in (stp.latency_ms, stp.native_ms))
+    rank = xp.where(refused, np.int32(-1), stp.rank)
+    return replace(stp, latency_ms=latency, native_ms=native, rank=rank, status=xp.where(refused, code, stp.status))
+
+
+def in_study(xp: Any, work: Work, depth: Array) -> Array:
+    """bool [n...]: every active rank and the depth lie inside the published study."""
+    inside = (depth >= 1) & (depth <= CALIBRATED_DRAFT)  # both bounds fit in any integer dtype
+    if work.decode_requests is None:
+        return inside
+    shape = (*depth.shape, work.ranks)
+    b, k = xp.broadcast_to(work.decode_requests, shape), xp.broadcast_to(work.decode_kv, shape)
+    few = np.uint32(CALIBRATED_REQUESTS)
+    short = k <= xp.minimum(b, few).astype(np.uint32) * np.uint32(CALIBRATED_KV_PER_REQUEST)
+    return inside & ((b == 0) | ((b <= few) & short)).all(-1)
+
+
+def is_published(rule: SpeculativeRule | None) -> bool:
+    return rule is None or rule.integers() == PUBLISHED.integers()
+
+
+def require_eligible(model: Any) -> None:
+    """SpeculationError where scaling would be wrong or would count speculation twice."""
+    if model.composition != "whole_forward":
+        raise SpeculationError(
+            f"a draft length needs a model of the whole forward pass, not of `{model.composition}`\n"
+            "hint: use a table, a regression or a learned model of whole passes",
+            code="unsupported_estimator",
+        )
+    if model.execution != "autoregressive":
+        raise SpeculationError(
+            "this model holds measured speculative rounds, so a draft length would count speculation twice\n"
+            "hint: ask without draft_length, with logical requests",
+            code="measured_round",
+        )
+    if getattr(model, "verify_width", 1) != 1:
+        raise SpeculationError(
+            f"this model already widens every request to verify_width={model.verify_width} rows\n"
+            "hint: build it with verify_width=1 and ask with draft_length",
+            code="unsupported_estimator",
+        )
+
+
+def check_draft_length(value: Any) -> int:
+    """One draft length as int; DraftLengthTypeError or SpeculationError otherwise (a 0-d integer array is one)."""
+    depth = draft_lengths(value)
+    if np.ndim(depth):
+        raise DraftLengthTypeError("draft_length must be one integer here, not an array", code="draft_length_type")
+    check_range(value)
+    return int(depth)
+
+
+def draft_lengths(value: Any) -> Array:
+    """Integer array of draft lengths, any shape, out-of-range ones as 0; DraftLengthTypeError for another type."""
+    if isinstance(value, jax.core.Tracer):
+        if not jnp.issubdtype(value.dtype, np.integer):
+            wrong_type(value.dtype)
+        return value
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        array = np.asarray(value)
+        if array.dtype.kind not in "iu":
+            wrong_type(array.dtype)
+    elif isinstance(value, (list, tuple)):
+        array = np.array([one_draft_length(x) for x in np.asarray(value, object).ravel()], np.int64)
+        array = array.reshape(np.asarray(value, object).shape)
+    else:
+        array = np.asarray(one_draft_length(value))
+    return np.where((array < 1) | (array > LARGEST_DRAFT), 0, array).astype(np.int64)
+
+
+def one_draft_length(value: Any) -> int:
+    """An int, clipped to what an int64 holds on both sides of the valid range."""
+    if isinstance(value, (bool, np.bool_)) or isinstance(value, float):
+        wrong_type(type(value).__name__)
+    try:
+        return min(max(operator.index(value), 0), LARGEST_DRAFT + 1)
+    except TypeError:
+        wrong_type(type(value).__name__)
+
+
+def wrong_type(name: Any) -> None:
+    raise DraftLengthTypeError(
+        f"draft_length must be an integer, not {name}\nhint: draft_length=3 drafts three tokens a round"
+    )
+
+
+def check_range(value: Any) -> None:
+    """SpeculationError where a concrete draft length, scalar or any of an array, is out of range."""
+    values = np.asarray(value, object).ravel().tolist()
+    low = next((v for v in values if v < 1), None)
+    if low is not None:
+        raise SpeculationError(
+            f"draft_length={low} is not positive\nhint: omit draft_length for ordinary decoding",
+            code="draft_length_not_positive",
+        )
+    high = next((v for v in values if v > LARGEST_DRAFT), None)
+    if high is not None:
+        raise SpeculationError(
+            f"draft_length={high} makes more rows per request than 32 bits can count\n"
+            f"hint: the largest draft length is {LARGEST_DRAFT}",
+            code="width_overflow",
+        )
+
+
+def split_length(length: int, width: int) -> list[int]:
+    """One request's past KV over its `width` rows: the remainder goes to the first rows, no token is dropped."""
+    share, rest = divmod(length, width)
+    return [share + 1] * rest + [share] * (width - rest)
