@@ -14,7 +14,7 @@ import json
 import math
 import operator
 import reprlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -83,7 +83,7 @@ def show(value: object) -> str:
 
 def as_index(value: Any) -> int | None:
     """The integer that `value` is (int, NumPy or JAX 0-d integer, __index__); None for bools and all else."""
-    if isinstance(value, (bool, np.bool_)) or getattr(value, "dtype", None) == bool:
+    if isinstance(value, (bool, np.bool_)) or getattr(getattr(value, "dtype", None), "kind", "") == "b":
         return None
     try:
         return operator.index(value)
@@ -141,7 +141,7 @@ def _decode_json(text: str | bytes | bytearray) -> Any:
 # --- fields ------------------------------------------------------------------------------------------------
 
 
-def _count(value: Any, where: str) -> int:
+def read_count(value: Any, where: str) -> int:
     number = as_index(value)
     if number is None or not 0 <= number <= U32_MAX:
         refuse(
@@ -255,22 +255,22 @@ UNUSED = -1  # the last slot: checked, then forgotten
 _length = _integer(U64_MAX)
 
 SCHEDULED: Mapping[str, Field] = {
-    "num_prefill_requests": Field(0, _count, U32_MAX),
-    "sum_prefill_tokens": Field(1, _count, U32_MAX),
-    "sum_prefill_kv_tokens": Field(2, _count, U32_MAX),
-    "num_decode_requests": Field(3, _count, U32_MAX),
-    "sum_decode_kv_tokens": Field(4, _count, U32_MAX),
+    "num_prefill_requests": Field(0, read_count, U32_MAX),
+    "sum_prefill_tokens": Field(1, read_count, U32_MAX),
+    "sum_prefill_kv_tokens": Field(2, read_count, U32_MAX),
+    "num_decode_requests": Field(3, read_count, U32_MAX),
+    "sum_decode_kv_tokens": Field(4, read_count, U32_MAX),
     "var_prefill_length": Field(5, _number),
     "var_decode_kv_tokens": Field(6, _number),
     "extend_lengths": Field(7, _lengths),
     "past_kv_lengths": Field(8, _lengths),
 }
 QUEUED: Mapping[str, Field] = {
-    "num_prefill_requests": Field(UNUSED, _count, U32_MAX),
-    "sum_prefill_tokens": Field(UNUSED, _count, U32_MAX),
+    "num_prefill_requests": Field(UNUSED, read_count, U32_MAX),
+    "sum_prefill_tokens": Field(UNUSED, read_count, U32_MAX),
     "var_prefill_length": Field(UNUSED, _number),
-    "num_decode_requests": Field(UNUSED, _count, U32_MAX),
-    "sum_decode_kv_tokens": Field(UNUSED, _count, U32_MAX),
+    "num_decode_requests": Field(UNUSED, read_count, U32_MAX),
+    "sum_decode_kv_tokens": Field(UNUSED, read_count, U32_MAX),
     "var_decode_kv_tokens": Field(UNUSED, _number),
 }
 RANK: Mapping[str, Field] = {

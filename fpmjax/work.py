@@ -7,11 +7,12 @@ code then reports `Status.INVALID_WORK`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
 import jax
 import numpy as np
+from jax.core import Tracer
 
 from fpmjax._jax import pytree
 from fpmjax.errors import MetricsError
@@ -139,13 +140,14 @@ class Work:
     @property
     def shape(self) -> tuple[int, ...]:
         """Batch shape n..., without the rank axis."""
-        return self._full_shape()[:-1]
+        return self._full_shape[:-1]
 
     @property
     def ranks(self) -> int:
         """Length of the rank axis, idle ranks included."""
-        return self._full_shape()[-1]
+        return self._full_shape[-1]
 
+    @property
     def _full_shape(self) -> tuple[int, ...]:
         arrays = (getattr(self, name) for name in (*COUNTS, *VARIANCES))
         return next((np.shape(a) for a in arrays if a is not None), (1,))
@@ -154,11 +156,11 @@ class Work:
         return f"Work(shape={self.shape}, ranks={self.ranks}{', lists' if self.lists is not None else ''})"
 
 
-def _at(name: str, index: Sequence[int]) -> str:
+def _at(name: str, index: tuple) -> str:
     return f"{name}[{', '.join(map(str, index))}]" if len(index) else name
 
 
-def _refuse_count(name: str, index: Sequence[int], value: object) -> NoReturn:
+def _refuse_count(name: str, index: tuple, value: object) -> NoReturn:
     refuse(
         "u32",
         f"{_at(name, index)} is {show(value)} ({type(value).__name__}), but a count is an integer from 0 to {U32_MAX}",
@@ -166,7 +168,7 @@ def _refuse_count(name: str, index: Sequence[int], value: object) -> NoReturn:
     )
 
 
-def _refuse_variance(name: str, index: Sequence[int], value: object) -> NoReturn:
+def _refuse_variance(name: str, index: tuple, value: object) -> NoReturn:
     refuse(
         "payload",
         f"{_at(name, index)} is {show(value)} ({type(value).__name__}), but a variance is a finite number",
@@ -175,7 +177,7 @@ def _refuse_variance(name: str, index: Sequence[int], value: object) -> NoReturn
 
 
 def _is_tracer(value: object) -> bool:
-    return isinstance(value, jax.core.Tracer)
+    return isinstance(value, Tracer)
 
 
 def _as_array(value: Any) -> np.ndarray | None:
@@ -189,13 +191,17 @@ def _elements(value: Any) -> np.ndarray:
     """Python scalars or nested lists as an array of objects, so that no type is lost on the way."""
     try:
         return np.asarray(value, dtype=object)
-    except ValueError:  # ragged
-        return np.asarray(None, dtype=object)
+    except ValueError:  # ragged: one element that is no number
+        whole = np.empty((), dtype=object)
+        whole[()] = value
+        return whole
 
 
 def _narrow(array: np.ndarray) -> np.ndarray:
     """One element along every zero-stride axis: a broadcast view is checked and converted once."""
-    return array[tuple(slice(0, 1) if s == 0 and n > 1 else slice(None) for s, n in zip(array.strides, array.shape))]
+    return array[
+        tuple(slice(0, 1) if s == 0 and n > 1 else slice(None) for s, n in zip(array.strides, array.shape, strict=True))
+    ]
 
 
 def _counts(name: str, value: Any) -> Array:
@@ -204,6 +210,8 @@ def _counts(name: str, value: Any) -> Array:
         if not np.issubdtype(value.dtype, np.integer):
             refuse("u32", f"{name} is traced as {value.dtype}, but counts are integers", "cast it before building Work")
         return value
+    if type(value) is int and 0 <= value <= U32_MAX:
+        return np.asarray(value, np.uint32)
     array = _as_array(value)
     if array is None:
         objects = _elements(value)
@@ -227,6 +235,8 @@ def _variances(name: str, value: Any) -> Array:
     """float64 array of the shape of `value`; a tracer as it is."""
     if _is_tracer(value):
         return value
+    if type(value) is float and np.isfinite(value):
+        return np.asarray(value)
     array = _as_array(value)
     if array is None:
         objects = _elements(value)
@@ -305,14 +315,14 @@ def _pack(iterations: list[list[RankMetrics]], shape: tuple[int, ...], ranks: in
     if any(m.extend_lengths is not None for m in flat):
         counts = [-1 if m.extend_lengths is None else len(m.extend_lengths) for m in flat]
         width = max(0, *counts) if counts else 0
-        lists = {}
+        lists: dict[str, Array] = {"count": spread(counts, np.int32, empty=-1)}
         for key, attribute in (("extend", "extend_lengths"), ("past", "past_kv_lengths")):
             rows = np.zeros((*filled.shape, width), np.uint64)
             padded = np.zeros((len(flat), width), np.uint64)
-            for row, m in zip(padded, flat):
+            for row, m in zip(padded, flat, strict=True):
                 values = getattr(m, attribute) or ()
                 row[: len(values)] = values
             rows[filled] = padded
             lists[key] = rows.reshape(*shape, ranks, width)
-        fields["lists"] = RequestLists(**lists, count=spread(counts, np.int32, empty=-1))
+        fields["lists"] = RequestLists(**lists)
     return Work(**fields)
