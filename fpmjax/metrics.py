@@ -75,10 +75,12 @@ def refuse(code: str, message: str, hint: str) -> NoReturn:
 
 def show(value: object) -> str:
     """A short repr of anything, for messages."""
+    if isinstance(value, int) and value.bit_length() > 200:  # Python refuses to print the longest ones
+        return f"an integer of {value.bit_length()} bits"
     try:
         return reprlib.repr(value)
-    except Exception:  # an integer too long to print, a foreign object with a broken repr
-        return f"a {type(value).__name__}"
+    except Exception:  # a foreign object with a broken repr, a list of integers that cannot be printed
+        return f"some {type(value).__name__}"
 
 
 def as_index(value: Any) -> int | None:
@@ -89,6 +91,19 @@ def as_index(value: Any) -> int | None:
         return operator.index(value)
     except TypeError:
         return None
+
+
+def as_float(value: Any) -> float | None:
+    """The finite float that `value` is (Python, NumPy or JAX 0-d number); None for bools and all else."""
+    real = isinstance(value, (int, float)) and not isinstance(value, bool)
+    dtype = getattr(value, "dtype", None)
+    if not real and not (getattr(dtype, "kind", "") in ("i", "u", "f") and getattr(value, "ndim", None) == 0):
+        return None
+    try:
+        number = float(value)
+    except (OverflowError, TypeError):  # TypeError: a JAX tracer, which has no value yet
+        return None
+    return number if math.isfinite(number) else None
 
 
 # --- JSON text ---------------------------------------------------------------------------------------------
@@ -167,20 +182,14 @@ def _integer(limit: int) -> Callable[[Any, str], int]:
 
 
 def _number(value: Any, where: str) -> float:
-    dtype = getattr(value, "dtype", None)
-    real = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if real or (dtype is not None and dtype.kind in "iuf" and getattr(value, "ndim", None) == 0):
-        try:
-            number = float(value)
-        except (OverflowError, TypeError):  # TypeError: a JAX tracer, which has no value yet
-            number = math.nan
-        if math.isfinite(number):
-            return number
-    refuse(
-        "payload",
-        f"{where} is {show(value)} ({type(value).__name__}), but it is a finite number",
-        "leave the field out to take 0.0",
-    )
+    number = as_float(value)
+    if number is None:
+        refuse(
+            "payload",
+            f"{where} is {show(value)} ({type(value).__name__}), but it is a finite number",
+            "leave the field out to take 0.0",
+        )
+    return number
 
 
 def _text(value: Any, where: str) -> str:

@@ -16,7 +16,7 @@ from jax.core import Tracer
 
 from fpmjax._jax import pytree
 from fpmjax.errors import MetricsError
-from fpmjax.metrics import U32_MAX, RankMetrics, as_index, parse_iteration, refuse, show
+from fpmjax.metrics import U32_MAX, RankMetrics, as_float, as_index, parse_iteration, refuse, show
 
 Array = Any  # np.ndarray on the host, jax.Array or a tracer inside the caller's jit
 COUNTS = ("prefill_requests", "prefill_tokens", "prefill_kv", "decode_requests", "decode_kv")
@@ -160,24 +160,29 @@ def _at(name: str, index: tuple) -> str:
     return f"{name}[{', '.join(map(str, index))}]" if len(index) else name
 
 
-def _refuse_count(name: str, index: tuple, value: object) -> NoReturn:
-    refuse(
-        "u32",
-        f"{_at(name, index)} is {show(value)} ({type(value).__name__}), but a count is an integer from 0 to {U32_MAX}",
-        "pass whole requests and tokens per rank and iteration, as int or an integer array",
-    )
+# What an element has to be: (code, words, hint)
+COUNT = (
+    "u32",
+    f"a count is an integer from 0 to {U32_MAX}",
+    "pass whole requests and tokens per rank and iteration, as int or an integer array",
+)
+VARIANCE = (
+    "payload",
+    "a variance is a finite number",
+    "pass the population variance in tokens**2, or leave it out",
+)
 
 
-def _refuse_variance(name: str, index: tuple, value: object) -> NoReturn:
-    refuse(
-        "payload",
-        f"{_at(name, index)} is {show(value)} ({type(value).__name__}), but a variance is a finite number",
-        "pass the population variance in tokens**2, or leave it out",
-    )
+def _refuse_element(kind: tuple[str, str, str], name: str, index: tuple, value: object) -> NoReturn:
+    code, words, hint = kind
+    refuse(code, f"{_at(name, index)} is {show(value)} ({type(value).__name__}), but {words}", hint)
 
 
-def _is_tracer(value: object) -> bool:
-    return isinstance(value, Tracer)
+def _refuse_dtype(kind: tuple[str, str, str], name: str, array: np.ndarray) -> NoReturn:
+    """Refuse an array as a whole, by its first element where it has one."""
+    if array.size:
+        _refuse_element(kind, name, (0,) * array.ndim, array.ravel()[:1].tolist()[0])
+    _refuse_element(kind, name, (), array)
 
 
 def _as_array(value: Any) -> np.ndarray | None:
@@ -206,54 +211,50 @@ def _narrow(array: np.ndarray) -> np.ndarray:
 
 def _counts(name: str, value: Any) -> Array:
     """uint32 array of the shape of `value`; a tracer as it is."""
-    if _is_tracer(value):
+    if type(value) is int and 0 <= value <= U32_MAX:
+        return np.asarray(value, np.uint32)
+    if isinstance(value, Tracer):
         if not np.issubdtype(value.dtype, np.integer):
             refuse("u32", f"{name} is traced as {value.dtype}, but counts are integers", "cast it before building Work")
         return value
-    if type(value) is int and 0 <= value <= U32_MAX:
-        return np.asarray(value, np.uint32)
     array = _as_array(value)
     if array is None:
         objects = _elements(value)
         numbers = [as_index(x) for x in objects.flat]
         for i, number in enumerate(numbers):
             if number is None or not 0 <= number <= U32_MAX:
-                _refuse_count(name, np.unravel_index(i, objects.shape), objects.flat[i])
+                _refuse_element(COUNT, name, np.unravel_index(i, objects.shape), objects.flat[i])
         return np.asarray(numbers, np.uint32).reshape(objects.shape)
     if array.dtype.kind not in "iu":
-        first = array.ravel()[:1].tolist()
-        _refuse_count(name, (0,) * array.ndim if first else (), first[0] if first else array)
+        _refuse_dtype(COUNT, name, array)
     small = _narrow(array)
     if small.size and array.dtype != np.uint32 and (small.min() < 0 or small.max() > U32_MAX):
-        bad = np.argmax(((small < 0) | (small > U32_MAX)).ravel())
-        index = np.unravel_index(bad, small.shape)
-        _refuse_count(name, index, int(small[index]))
+        index = np.unravel_index(np.argmax((small < 0) | (small > U32_MAX)), small.shape)
+        _refuse_element(COUNT, name, index, int(small[index]))
     return np.broadcast_to(small.astype(np.uint32, copy=False), array.shape)
 
 
 def _variances(name: str, value: Any) -> Array:
     """float64 array of the shape of `value`; a tracer as it is."""
-    if _is_tracer(value):
-        return value
     if type(value) is float and np.isfinite(value):
         return np.asarray(value)
+    if isinstance(value, Tracer):
+        return value
     array = _as_array(value)
     if array is None:
         objects = _elements(value)
-        for i, x in enumerate(objects.flat):
-            if isinstance(x, bool) or not isinstance(x, (int, float, np.integer, np.floating)):
-                _refuse_variance(name, np.unravel_index(i, objects.shape), x)
-        try:
-            array = objects.astype(np.float64)
-        except OverflowError:
-            _refuse_variance(name, (), value)
+        numbers = [as_float(x) for x in objects.flat]
+        for i, number in enumerate(numbers):
+            if number is None:
+                _refuse_element(VARIANCE, name, np.unravel_index(i, objects.shape), objects.flat[i])
+        return np.asarray(numbers, np.float64).reshape(objects.shape)
     if array.dtype.kind not in "iuf":
-        _refuse_variance(name, (), array.dtype)
+        _refuse_dtype(VARIANCE, name, array)
     small = _narrow(array).astype(np.float64, copy=False)
     finite = np.isfinite(small)
     if not finite.all():
-        index = np.unravel_index(np.argmin(finite.ravel()), small.shape)
-        _refuse_variance(name, index, float(small[index]))
+        index = np.unravel_index(np.argmin(finite), small.shape)
+        _refuse_element(VARIANCE, name, index, float(small[index]))
     return np.broadcast_to(small, array.shape)
 
 
@@ -271,7 +272,7 @@ def _common_shape(fields: dict[str, Array]) -> tuple[int, ...]:
 
 def _check_pair(requests: str, r: Array, totals: str, t: Array, code: str, ranks: bool) -> None:
     """Refuse totals without requests, at their first place in the pair's common shape."""
-    if _is_tracer(r) or _is_tracer(t) or not r.size or not t.size:
+    if isinstance(r, Tracer) or isinstance(t, Tracer) or not r.size or not t.size:
         return
     r, t = _narrow(r), _narrow(t)
     if not t.any() or r.all():
@@ -294,7 +295,7 @@ def _check_pair(requests: str, r: Array, totals: str, t: Array, code: str, ranks
 
 
 def _broadcast(array: Array, shape: tuple[int, ...]) -> Array:
-    if _is_tracer(array):
+    if isinstance(array, Tracer):
         return jax.numpy.broadcast_to(array, shape)
     return np.broadcast_to(array, shape)
 
