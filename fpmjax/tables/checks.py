@@ -1,0 +1,367 @@
+"""What a row must be: the rules in the peer's order, each as a mask over all rows.
+
+A `Fault` is one rule with the rows that break it.  The row that is reported is the first bad one of the
+file, and in it the first rule that it breaks, exactly as if rows had been checked one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from fpmjax.errors import TableError
+from fpmjax.tables.columns import Column, absent, group
+from fpmjax.tables.identity import EXECUTION, FLAGS, FULL_TEXT, SIZES, TEXTS, column, shorten
+from fpmjax.tables.policy import CUDA_SCOPE, FAKE_KV, PARTITION_POLICY, REAL_KV, REDUCTIONS, SPECULATIVE_ROUND, Policy
+from fpmjax.tables.rows import COORDINATES, Rows
+from fpmjax.tables.selector import is_speculative, selector_fault
+from fpmjax.tables.sidecar import Declared
+
+U32 = 2**32 - 1
+
+
+@dataclass(frozen=True, eq=False)
+class Fault:
+    """One rule: the rows that break it, and what to say about one of them."""
+
+    code: str
+    bad: np.ndarray
+    """bool [n]."""
+    message: Callable[[int], str]
+    """Row number -> the sentence, starting with the row."""
+    hint: str
+
+
+def check_rows(rows: Rows, declared: Declared, label: str) -> None:
+    """Raise for the first bad row, then for the first duplicate, then for the first collision."""
+    worst: tuple[int, Fault] | None = None
+    for fault in row_faults(rows, declared):
+        if fault.bad.any():
+            row = int(fault.bad.argmax())
+            if worst is None or row < worst[0]:
+                worst = row, fault
+    if worst:
+        row, fault = worst
+        raise TableError(f"{fault.message(row)}: {label}\nhint: {fault.hint}", code=fault.code)
+    _check_duplicates(rows, label)
+
+
+def row_faults(rows: Rows, declared: Declared) -> Iterator[Fault]:
+    """Every rule on single rows, in the order in which one row is checked."""
+    yield from _measurement(rows, declared.policy)
+    yield from _database(rows, declared.database)
+    yield from _coordinates(rows)
+    yield from _types(rows)
+    yield from _execution(rows, declared)
+    yield from _dcp(rows, declared.dcp)
+    yield from _provenance(rows, declared.policy)
+
+
+def _measurement(rows: Rows, policy: Policy) -> Iterator[Fault]:
+    if policy.self_named:
+        stated = _optional(rows, "measurement_policy")
+        yield Fault(
+            "row_policy",
+            ~stated.equals(policy.name),
+            lambda i: f'FPM row {i} measurement_policy must match sidecar "{policy.name}", but is {_seen(stated, i)}',
+            "rows timed by different clocks cannot share a table",
+        )
+    if policy.sample_contract:
+        yield _sample_contract(rows, policy)
+    for name, value in policy.row_constants:
+        stated, wanted = rows[name], f"the integer {value}" if isinstance(value, int) else f'"{value}"'
+        yield Fault(
+            "median_row",
+            ~stated.equals(value),
+            lambda i, s=stated, w=wanted: f"FPM median row {i} {s.name} must be {w}, but is {_seen(s, i)}",
+            f"policy {policy.name} fixes this column",
+        )
+    if not policy.fake_kv:
+        yield Fault(
+            "median_fake_kv",
+            _optional(rows, "kv_seed_regime").equals(FAKE_KV),
+            lambda i: f"FPM median row {i} cannot use fake_fallback KV state",
+            f"policy {policy.name} is measured on really seeded KV; leave the row out",
+        )
+
+
+def _sample_contract(rows: Rows, policy: Policy) -> Fault:
+    scope, reduction, count = (rows[n] for n in ("timing_scope", "measurement_reduction", "source_sample_count"))
+    good = np.zeros(len(scope.values), bool)
+    for word, (least, most) in REDUCTIONS.items():
+        good |= reduction.equals(word) & (count.values >= least) & (count.values <= most) & ~count.null
+    good &= scope.equals(CUDA_SCOPE)
+    return Fault(
+        "native_cuda_contract",
+        ~good,
+        lambda i: (
+            f"FPM row {i}: native CUDA timing/reduction/count contract mismatch ("
+            + ", ".join(f"{c.name}={_seen(c, i)}" for c in (scope, reduction, count))
+            + ")"
+        ),
+        f"policy {policy.name} wants timing_scope=model_step_cuda with measurement_reduction=single_sample and "
+        "source_sample_count=1, or actual_upper_median and a count from 2 on",
+    )
+
+
+def _database(rows: Rows, database: dict[str, str]) -> Iterator[Fault]:
+    kind = rows["workload_kind"]
+    yield from _usable(kind)
+    yield Fault(
+        "workload_kind",
+        ~(kind.equals("prefill") | kind.equals("decode")),
+        lambda i: f"FPM row {i} has unknown workload_kind={_seen(kind, i)}",
+        "a row is one iteration of `prefill` or of `decode`, in lower case",
+    )
+    partition = rows["partition_policy"]
+    yield from _usable(partition)
+    yield Fault(
+        "partition_policy",
+        ~partition.equals(PARTITION_POLICY),
+        lambda i: f'FPM row {i} has unsupported partition_policy={_seen(partition, i)} (expected "{PARTITION_POLICY}")',
+        "rows are totals that are evenly split over their requests",
+    )
+    for name in ("backend_version", "system", "backend"):
+        stated, wanted = rows[name], f'the database {name} "{database[name]}"'
+        yield from _usable(stated)
+        yield Fault(
+            f"row_{name}",
+            ~stated.equals(database[name]),
+            lambda i, s=stated, w=wanted: f"FPM row {i} {s.name}={_seen(s, i)} does not match {w}",
+            "a table holds the rows of one system, backend and version",
+        )
+    latency = rows["latency_ms"]
+    yield from _usable(latency)
+    yield Fault(
+        "latency",
+        ~(np.isfinite(latency.values) & (latency.values > 0)),
+        lambda i: f"FPM row {i} has non-finite/non-positive latency_ms={_seen(latency, i)}",
+        "a latency is a positive number of milliseconds; leave failed measurements out",
+    )
+
+
+def _coordinates(rows: Rows) -> Iterator[Fault]:
+    batch, tokens, kv = (rows[name] for name in COORDINATES)
+    for coordinate in (batch, tokens, kv):
+        yield from _u32(coordinate, "coordinates", "has invalid workload coordinates: ")
+
+    def where(i: int) -> str:
+        return ", ".join(f"{c.name}={c.at(i)}" for c in (batch, tokens, kv))
+
+    yield Fault(
+        "coordinates",
+        batch.values < 1,
+        lambda i: f"FPM row {i} has invalid workload coordinates: {where(i)}",
+        "an iteration has at least one request",
+    )
+    prefill = rows["workload_kind"].equals("prefill")
+    yield Fault(
+        "prefill_without_tokens",
+        prefill & (tokens.values == 0),
+        lambda i: f"FPM row {i} is a prefill point with no prefill tokens ({where(i)})",
+        "total_prefill_tokens counts the newly computed tokens of the whole iteration",
+    )
+    yield Fault(
+        "decode_with_tokens",
+        rows["workload_kind"].equals("decode") & (tokens.values != 0),
+        lambda i: f"FPM row {i} is a decode point carrying prefill tokens ({where(i)})",
+        "total_prefill_tokens of a decode row is 0; its one new token per request is implied",
+    )
+
+
+def _types(rows: Rows) -> Iterator[Fault]:
+    for name in ("cell_id", "weight_quantization", *map(column, TEXTS), *EXECUTION, "kv_seed_regime"):
+        yield from _usable(_optional(rows, name))
+    for name in SIZES:
+        yield from _u32(rows[name], "identity", "", null=True)
+    for name in FLAGS:
+        flag = rows[name]
+        yield Fault(
+            "boolean",
+            flag.null,
+            lambda i, f=flag: f"FPM row {i} {f.name} must be a boolean, but is {_seen(f, i)}",
+            "store real Parquet booleans, without nulls",
+        )
+
+
+def _execution(rows: Rows, declared: Declared) -> Iterator[Fault]:
+    policy, profile = declared.policy, rows["execution_profile"]
+    faults = [selector_fault(word) for word in profile.words or []]
+    yield Fault(
+        "selector_profile",
+        np.array([fault is not None for fault in faults], bool)[profile.values],
+        lambda i: f"FPM row {i}: invalid FPM execution identity: {faults[profile.values[i]]}",
+        "an execution_profile that starts with speculative_round is canonical JSON after `speculative_round_v1:`",
+    )
+    speculative = profile.where(is_speculative)
+    if policy.full_text_only:
+        yield Fault(
+            "execution_identity",
+            ~_full_text(rows),
+            lambda i: (
+                f"FPM row {i}: native AR CUDA data requires the full text autoregressive execution identity, not ("
+                + ", ".join(f"{name}={_seen(rows[name], i)}" for name in EXECUTION)
+                + ")"
+            ),
+            'the identity is ("", "full", "none", "text"); a speculative round has its own policy',
+        )
+    else:
+        yield Fault(
+            "execution_identity",
+            speculative != (policy.execution == SPECULATIVE_ROUND),
+            lambda i: (
+                f"FPM row {i}: speculative-round identity requires the native CUDA measurement policy, and vice versa"
+                f" (execution_profile={_seen(profile, i)} under {policy.name})"
+            ),
+            "a whole round and a plain step are different measurements; relabelling one does not make it the other",
+        )
+    ones = [rows[name].equals(1) for name in ("pp", "dp", "cp", "moe_ep")]
+    pure = np.logical_and.reduce(ones) & (rows["moe_tp"].equals(1) | (rows["moe_tp"].keys() == rows["tp"].keys()))
+    text = rows["engram_residency"].equals("none") & rows["input_modality"].equals("text")
+    vllm = declared.database["backend"] == "vllm"
+    yield Fault(
+        "speculative_topology",
+        speculative & ~(pure & text & vllm),
+        lambda i: f"FPM row {i}: speculative-round data requires vLLM pure TP, DP1/PP1/CP1 and text execution",
+        "pp, dp, cp and moe_ep are 1, moe_tp is 1 or tp, residency is none and modality is text",
+    )
+    if "dcp" in rows:
+        yield from _u32(rows["dcp"], "dcp", "")
+        yield Fault(
+            "speculative_dcp",
+            speculative & ~rows["dcp"].equals(1),
+            lambda i: f"FPM row {i}: speculative-round data requires DCP1, but dcp={_seen(rows['dcp'], i)}",
+            "rounds are measured without decode context parallelism",
+        )
+
+
+def _dcp(rows: Rows, selected: int | None) -> Iterator[Fault]:
+    dcp, tp = _optional(rows, "dcp"), rows["tp"]
+    if "dcp" in rows:
+        divides = (dcp.values >= 1) & (tp.values % np.maximum(dcp.values, 1) == 0) & (tp.values >= 1) & ~tp.null
+        yield Fault(
+            "dcp",
+            ~divides,
+            lambda i: f"FPM row {i} dcp must be positive and divide tp (dcp={_seen(dcp, i)}, tp={_seen(tp, i)})",
+            "decode context parallelism splits the tp ranks evenly",
+        )
+    if selected is not None:
+        yield Fault(
+            "dcp_selector",
+            ~dcp.equals(selected),
+            lambda i: f"FPM row {i} dcp disagrees with the sidecar selector (dcp={_seen(dcp, i)}, selector {selected})",
+            "every row carries the dcp that configuration_selector names; a missing column disagrees",
+        )
+
+
+def _provenance(rows: Rows, policy: Policy) -> Iterator[Fault]:
+    if policy.row_pairs:
+        stated, repeats = rows["measurement_policy"], rows["measurement_repeats"]
+        legal = [stated.equals(name) & repeats.equals(count) for name, count in policy.row_pairs]
+        yield Fault(
+            "row_repeats",
+            ~np.logical_or.reduce(legal),
+            lambda i: (
+                f"FPM row {i} measurement policy/repeats are inconsistent "
+                f"(measurement_policy={_seen(stated, i)}, measurement_repeats={_seen(repeats, i)})"
+            ),
+            "legal pairs: " + ", ".join(f"{name} with {count}" for name, count in policy.row_pairs),
+        )
+    for name in ("moe_backend", "attention_backend"):
+        yield Fault(
+            "kernel_backend",
+            rows[name].equals(""),
+            lambda i, n=name: f'FPM row {i} {n} must be a non-empty string ("auto" or a pinned name)',
+            'write "auto" where nothing was pinned',
+        )
+    bound = np.ones(len(rows["tp"].values), bool) if policy.full_text_only else ~_full_text(rows)
+    reads_kv = rows["workload_kind"].equals("decode") | (rows["total_kv_read_tokens"].values > 0)
+    seed = _optional(rows, "kv_seed_regime")
+    yield Fault(
+        "real_kv",
+        bound & reads_kv & ~seed.equals(REAL_KV),
+        lambda i: (
+            f"FPM row {i}: config-bound cached prefill/decode requires real_kv provenance, "
+            f"but kv_seed_regime={_seen(seed, i)}"
+        ),
+        "measure decode and cached-prefill rows on really computed KV and mark them kv_seed_regime=real_kv",
+    )
+
+
+def _check_duplicates(rows: Rows, label: str) -> None:
+    """All duplicates are sought before any collision; the first second row of the file is reported."""
+    kind, coordinates = rows["workload_kind"], [rows[name] for name in COORDINATES]
+    slot = [*(c.keys() for c in identity_columns(rows)), kind.keys(), *(c.keys() for c in coordinates)]
+    physical = [*slot, rows["cell_id"].keys(), rows["weight_quantization"].keys()]
+
+    def where(i: int) -> str:
+        return f'phase="{kind.at(i)}", ' + ", ".join(f"{c.name}={c.at(i)}" for c in coordinates)
+
+    if pair := _first_repeat(physical):
+        row, earlier = pair
+        raise TableError(
+            f"FPM database contains a duplicate physical row key: rows {earlier} and {row} ({where(row)}, "
+            f"cell_id={_seen(rows['cell_id'], row)}): {label}\n"
+            "hint: latency and kv_seed_regime are not part of the key; keep one of the two rows",
+            code="duplicate_row",
+        )
+    if pair := _first_repeat(slot):
+        row, earlier = pair
+        raise TableError(
+            f"FPM row {row} collides with an earlier row at the same cell coordinates ({where(row)}), row {earlier}; "
+            f"refusing to silently overwrite latencies: {label}\n"
+            "hint: cell_id and weight_quantization do not make a cell of their own; keep one of the two rows",
+            code="coordinate_collision",
+        )
+
+
+def identity_columns(rows: Rows) -> list[Column]:
+    """The columns that make a cell, those of the database apart (they are equal in every row)."""
+    names = (*map(column, TEXTS), *SIZES, *FLAGS, *EXECUTION, "dcp")
+    return [rows[name] for name in names if name in rows]
+
+
+def _first_repeat(keys: list[np.ndarray]) -> tuple[int, int] | None:
+    groups, first = group(keys)
+    repeats = np.flatnonzero(first[groups] != np.arange(len(groups)))
+    return (int(repeats[0]), int(first[groups[repeats[0]]])) if len(repeats) else None
+
+
+def _full_text(rows: Rows) -> np.ndarray:
+    equal = [rows[name].equals(value) for name, value in zip(EXECUTION, FULL_TEXT, strict=True)]
+    return np.logical_and.reduce(equal)
+
+
+def _optional(rows: Rows, name: str) -> Column:
+    """A column, or one that is null everywhere where the table has none."""
+    return rows.get(name) or absent(name, len(rows["latency_ms"].values))
+
+
+def _usable(stated: Column) -> Iterator[Fault]:
+    if stated.fault:
+        yield Fault(
+            "column_type",
+            np.ones(len(stated.values), bool),
+            lambda i: f"FPM row {i}: column {stated.name} must be {stated.wanted}, but is {stated.fault}",
+            "convert the column before the pair is sealed; nothing is cast while loading",
+        )
+
+
+def _u32(stated: Column, code: str, prefix: str, null: bool = False) -> Iterator[Fault]:
+    yield from _usable(stated)
+    outside = (stated.values < 0) | (stated.values > U32)
+    yield Fault(
+        code,
+        outside if null else outside | stated.null,
+        lambda i: f"FPM row {i} {prefix}{stated.name}={_seen(stated, i)} does not fit in u32",
+        "counts are integers from 0 to 4294967295",
+    )
+
+
+def _seen(stated: Column, row: int) -> str:
+    if stated.fault:
+        return f"<{stated.fault}>"
+    value = stated.at(row)
+    return "null" if value is None or (stated.words is not None and stated.null[row]) else shorten(value)

@@ -1,0 +1,173 @@
+"""A table artifact becomes cells: find the pair, validate it, choose what fake-KV rows become, group.
+
+The order of the checks is the peer's, so that a table with several faults is refused for the same one: file,
+sidecar, digest, columns, row count, rows, duplicates, collisions.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+
+from fpmjax.errors import TableError
+from fpmjax.tables.cell import Cell, Points
+from fpmjax.tables.cells import Cells
+from fpmjax.tables.checks import check_rows, identity_columns
+from fpmjax.tables.columns import group
+from fpmjax.tables.heal import healed
+from fpmjax.tables.identity import FIELDS, Identity, column
+from fpmjax.tables.oddities import table_warnings
+from fpmjax.tables.policy import FAKE_KV, REAL_KV
+from fpmjax.tables.rows import COORDINATES, Rows, open_table, typed_rows
+from fpmjax.tables.sidecar import Declared, check_row_count, check_sidecar, read_sidecar
+
+DEFAULT_NAME = "fpm_forward_perf.parquet"
+SIDECAR_SUFFIX = ".metadata.json"
+FAKE_KV_CHOICES = ("drop", "heal", "keep")
+
+
+def load_cells(
+    path: str | os.PathLike[str],
+    *,
+    system: str | None = None,
+    backend: str | None = None,
+    backend_version: str | None = None,
+    fake_kv: str = "drop",
+) -> Cells:
+    """The validated cells of a table artifact: a Parquet file with its sidecar beside it.
+
+    path: the Parquet file, its `.metadata.json`, or a folder that holds the pair under its default name.
+    system, backend, backend_version: what the table must have been measured on; each one that is not given is
+    taken from the sidecar.
+    fake_kv: what becomes of rows measured on fabricated KV: `"drop"` leaves them out (the direct rule), `"heal"`
+    replaces decode latencies by the line through two real rows below, `"keep"` uses them as recorded.
+
+    Raises `TableError` for the first fault, naming file, row (zero-based, of the Parquet file) and column.
+    Nothing is remembered between calls.
+    """
+    parquet_path = _parquet_path(path)
+    asked = {"system": system, "backend": backend, "backend_version": backend_version}
+    for name, value in asked.items():
+        if not isinstance(value, str | None):
+            raise TypeError(f"{name} must be a string or None, not {type(value).__name__}")
+    if fake_kv not in FAKE_KV_CHOICES:
+        raise TableError(
+            f"fake_kv={fake_kv!r} is not a way to treat fake-KV rows\nhint: choose {', '.join(FAKE_KV_CHOICES)}",
+            code="fake_kv",
+        )
+    sidecar_path = parquet_path.with_suffix(SIDECAR_SUFFIX)
+    if not parquet_path.is_file():
+        raise TableError(_nothing_at(parquet_path), code="not_collected")
+    if not sidecar_path.is_file():
+        raise TableError(
+            f"FPM database is missing its metadata sidecar: {sidecar_path}\n"
+            "hint: the Parquet file and its .metadata.json are one artifact; fetch both",
+            code="sidecar_missing",
+        )
+    return read_pair(_read(parquet_path), _read(sidecar_path), parquet_path, sidecar_path, asked, fake_kv)
+
+
+def read_pair(
+    parquet: bytes,
+    sidecar: bytes,
+    parquet_path: Path,
+    sidecar_path: Path,
+    asked: dict[str, str | None],
+    fake_kv: str = "drop",
+) -> Cells:
+    """As `load_cells`, from the bytes of the pair; the paths are only named."""
+    label, fields = str(parquet_path), read_sidecar(sidecar, str(sidecar_path))
+    declared = check_sidecar(fields, parquet, str(sidecar_path), asked)
+    table = open_table(parquet, declared.schema_version, declared.policy, label)
+    check_row_count(declared, table.num_rows, label)
+    rows = typed_rows(table, declared.schema_version)
+    check_rows(rows, declared, label)
+    cells = _cells(rows, declared, label, fake_kv)
+    return Cells(
+        {cell.identity: cell for cell in cells},
+        policy=declared.policy.name,
+        digest=declared.digest,
+        path=label,
+        sidecar=MappingProxyType(fields),
+        warnings=tuple(table_warnings(cells, rows, declared)),
+    )
+
+
+def _cells(rows: Rows, declared: Declared, label: str, fake_kv: str) -> list[Cell]:
+    groups, first = group([c.keys() for c in identity_columns(rows)])
+    order = np.argsort(groups, kind="stable")  # rows of a cell side by side, still in file order
+    ends = np.cumsum(np.bincount(groups))
+    members = np.split(order, ends[:-1])
+    return [_cell(rows, declared, label, fake_kv, int(i), mine) for i, mine in zip(first, members, strict=True)]
+
+
+def _cell(rows: Rows, declared: Declared, label: str, fake_kv: str, first: int, mine: np.ndarray) -> Cell:
+    batch, tokens, kv = (rows[name].values[mine] for name in COORDINATES)
+    latency = rows["latency_ms"].values[mine]
+    decode = rows["workload_kind"].equals("decode")[mine]
+    seed = rows.get("kv_seed_regime")
+    fake = seed.equals(FAKE_KV)[mine] if seed else np.zeros(len(mine), bool)
+    kept, counts = np.ones(len(mine), bool), {"fake_dropped": 0, "fake_healed": 0, "fake_kept": 0}
+    if fake_kv == "drop":
+        kept, counts["fake_dropped"] = ~fake, int(fake.sum())
+    else:
+        replaced = np.zeros(len(mine), bool)
+        if fake_kv == "heal" and seed:
+            latency, replaced = healed(batch, kv, latency, decode & fake, decode & seed.equals(REAL_KV)[mine])
+        counts["fake_healed"] = int(replaced.sum())
+        counts["fake_kept"] = int((fake & ~replaced).sum())
+
+    def points(phase: np.ndarray) -> Points:
+        chosen = phase & kept
+        return Points.of(batch[chosen], tokens[chosen], kv[chosen], latency[chosen], mine[chosen])
+
+    names = rows["cell_id"]
+    return Cell(
+        identity=_identity(rows, first),
+        decode=points(decode),
+        prefill=points(~decode),
+        policy=declared.policy.name,
+        cell_ids=tuple(names.words[code] for code in dict.fromkeys(names.values[mine].tolist())),  # type: ignore[index]
+        digest=declared.digest,
+        path=label,
+        schema_version=declared.schema_version,
+        **counts,
+    )
+
+
+def _identity(rows: Rows, row: int) -> Identity:
+    named = {field: rows[column(field)] for field in FIELDS if column(field) in rows}
+    return Identity(**{field: stated.at(row) for field, stated in named.items()})
+
+
+def _parquet_path(path: str | os.PathLike[str]) -> Path:
+    text = os.fspath(path)
+    if not isinstance(text, str):
+        raise TypeError(f"path must be a string or a Path, not {type(path).__name__}")
+    found = Path(text)
+    if found.name.endswith(SIDECAR_SUFFIX):
+        return found.with_name(found.name.removesuffix(SIDECAR_SUFFIX) + ".parquet")
+    try:
+        return found / DEFAULT_NAME if found.is_dir() else found
+    except ValueError:  # an embedded NUL, before Python 3.13
+        return found
+
+
+def _nothing_at(path: Path) -> str:
+    try:
+        others = sorted(p.name for p in path.parent.glob("*.parquet")) if path.parent.is_dir() else []
+    except (OSError, ValueError):
+        others = []
+    hint = f"{path.parent} has {', '.join(others[:5])}" if others else f"the default name is {DEFAULT_NAME}"
+    return f"File does not exist at {path}. No fpm_forward data collected for this backend/version\nhint: {hint}"
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        message = f"cannot read {path}: {error.strerror}\nhint: check its permissions"
+        raise TableError(message, code="unreadable") from None
