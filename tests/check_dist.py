@@ -11,8 +11,10 @@ import zipfile
 from email.parser import Parser
 from pathlib import Path, PurePosixPath
 
+from fpmjax import __version__
+
 ROOT = Path(__file__).parent.parent
-TABLE = "fpmjax/data/qwen3_32b_b300_vllm0201"
+TABLE = "fpmjax/data/fpm_forward_perf"
 MUST_CARRY = [
     "fpmjax/__init__.py",
     "fpmjax/py.typed",
@@ -30,7 +32,7 @@ def check_wheel(path: Path) -> list[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     with zipfile.ZipFile(path) as wheel:
         names = set(wheel.namelist())
-        info = f"fpmjax-{project['version']}.dist-info"
+        info = f"fpmjax-{__version__}.dist-info"
         licences = [f"{info}/licenses/{name}" for name in project["license-files"]]
         wrong = missing(names, [*MUST_CARRY, *MODULES, *licences, f"{info}/METADATA", f"{info}/entry_points.txt"])
         foreign = {name for name in names if PurePosixPath(name).parts[0] not in ("fpmjax", info)}

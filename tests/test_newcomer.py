@@ -1,0 +1,60 @@
+"""The README is true: its Python runs, its commands run and print what it shows, its lines are those that CI runs."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fpmjax
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+# (language, text) of every fenced block, in order
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+PYTHON = [text for language, text in BLOCKS if language == "python"]
+SHELL = [
+    (text, after) for (language, text), after in zip(BLOCKS, [*BLOCKS[1:], ("", "")], strict=True) if language == "sh"
+]
+COMMANDS = [(text, after[1] if after[0] == "text" else "") for text, after in SHELL if "venv" not in text]
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("code", PYTHON)
+def test_python_examples_run(code, capsys):
+    exec(compile(code, "README.md", "exec"), {})
+    assert "nan" not in capsys.readouterr().out
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize(("script", "shown"), COMMANDS)
+def test_shell_examples_run_and_print_what_is_shown(script, shown, tmp_path):
+    # the command of this environment, and a folder that looks like a clone as far as the table's path goes
+    bin_path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    (tmp_path / "fpmjax").mkdir()
+    (tmp_path / "fpmjax" / "data").symlink_to(Path(fpmjax.__file__).parent / "data")
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", script],
+        cwd=tmp_path,
+        env=os.environ | {"PATH": bin_path},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    missing = [line for line in shown.splitlines() if line.strip() not in ("", "...") and line not in done.stdout]
+    assert not missing
+
+
+def test_both_setup_lines_are_one_line_and_are_what_ci_runs():
+    lines = [line for text, _ in SHELL for line in text.splitlines() if "venv" in line]
+    assert len(lines) == 2
+    demo, tests = lines
+    assert demo.startswith("python3 -m venv ") and demo.endswith("fpmjax demo")
+    assert tests.startswith("python3 -m venv ") and tests.endswith("pytest")
+    ci = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    assert 'readme "pytest"' in ci and 'readme "fpmjax demo"' in ci
