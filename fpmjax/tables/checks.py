@@ -6,15 +6,16 @@ file, and in it the first rule that it breaks, exactly as if rows had been check
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 import numpy as np
 
 from fpmjax.errors import TableError
-from fpmjax.tables.columns import Column, absent, group
-from fpmjax.tables.identity import EXECUTION, FLAGS, FULL_TEXT, SIZES, TEXTS, column, shorten
+from fpmjax.tables.columns import Column, absent
+from fpmjax.tables.faults import Fault, seen
+from fpmjax.tables.identity import EXECUTION, FLAGS, FULL_TEXT, SIZES, TEXTS, column
 from fpmjax.tables.policy import CUDA_SCOPE, FAKE_KV, PARTITION_POLICY, REAL_KV, REDUCTIONS, SPECULATIVE_ROUND, Policy
+from fpmjax.tables.repeats import collisions, duplicates
 from fpmjax.tables.rows import COORDINATES, Rows
 from fpmjax.tables.selector import is_speculative, selector_fault
 from fpmjax.tables.sidecar import Declared
@@ -22,30 +23,23 @@ from fpmjax.tables.sidecar import Declared
 U32 = 2**32 - 1
 
 
-@dataclass(frozen=True, eq=False)
-class Fault:
-    """One rule: the rows that break it, and what to say about one of them."""
-
-    code: str
-    bad: np.ndarray
-    """bool [n]."""
-    message: Callable[[int], str]
-    """Row number -> the sentence, starting with the row."""
-    hint: str
-
-
 def check_rows(rows: Rows, declared: Declared, label: str) -> None:
     """Raise for the first bad row, then for the first duplicate, then for the first collision."""
-    worst: tuple[int, Fault] | None = None
-    for fault in row_faults(rows, declared):
-        if fault.bad.any():
-            row = int(fault.bad.argmax())
-            if worst is None or row < worst[0]:
-                worst = row, fault
-    if worst:
-        row, fault = worst
-        raise TableError(f"{fault.message(row)}: {label}\nhint: {fault.hint}", code=fault.code)
-    _check_duplicates(rows, label)
+    for stage in (row_faults(rows, declared), duplicates(rows), collisions(rows)):
+        broken = [(int(fault.bad.argmax()), fault) for fault in stage if fault.bad.any()]
+        if broken:
+            row, fault = min(broken, key=lambda pair: pair[0])  # the earlier rule where several break one row
+            raise TableError(f"{fault.message(row)}: {label}\nhint: {fault.hint}", code=fault.code)
+
+
+def every_fault(rows: Rows, declared: Declared) -> list[tuple[int, str, str]]:
+    """(row, code, message) of every bad row, in file order: the first rule that it breaks."""
+    found: dict[int, tuple[int, str, str]] = {}
+    for stage in (row_faults(rows, declared), duplicates(rows), collisions(rows)):
+        for fault in stage:
+            for row in np.flatnonzero(fault.bad).tolist():
+                found.setdefault(row, (row, fault.code, f"{fault.message(row)} ({fault.hint})"))
+    return [found[row] for row in sorted(found)]
 
 
 def row_faults(rows: Rows, declared: Declared) -> Iterator[Fault]:
@@ -65,7 +59,7 @@ def _measurement(rows: Rows, policy: Policy) -> Iterator[Fault]:
         yield Fault(
             "row_policy",
             ~stated.equals(policy.name),
-            lambda i: f'FPM row {i} measurement_policy must match sidecar "{policy.name}", but is {_seen(stated, i)}',
+            lambda i: f'FPM row {i} measurement_policy must match sidecar "{policy.name}", but is {seen(stated, i)}',
             "rows timed by different clocks cannot share a table",
         )
     if policy.sample_contract:
@@ -75,7 +69,7 @@ def _measurement(rows: Rows, policy: Policy) -> Iterator[Fault]:
         yield Fault(
             "median_row",
             ~stated.equals(value),
-            lambda i, s=stated, w=wanted: f"FPM median row {i} {s.name} must be {w}, but is {_seen(s, i)}",
+            lambda i, s=stated, w=wanted: f"FPM median row {i} {s.name} must be {w}, but is {seen(s, i)}",
             f"policy {policy.name} fixes this column",
         )
     if not policy.fake_kv:
@@ -98,7 +92,7 @@ def _sample_contract(rows: Rows, policy: Policy) -> Fault:
         ~good,
         lambda i: (
             f"FPM row {i}: native CUDA timing/reduction/count contract mismatch ("
-            + ", ".join(f"{c.name}={_seen(c, i)}" for c in (scope, reduction, count))
+            + ", ".join(f"{c.name}={seen(c, i)}" for c in (scope, reduction, count))
             + ")"
         ),
         f"policy {policy.name} wants timing_scope=model_step_cuda with measurement_reduction=single_sample and "
@@ -112,7 +106,7 @@ def _database(rows: Rows, database: dict[str, str]) -> Iterator[Fault]:
     yield Fault(
         "workload_kind",
         ~(kind.equals("prefill") | kind.equals("decode")),
-        lambda i: f"FPM row {i} has unknown workload_kind={_seen(kind, i)}",
+        lambda i: f"FPM row {i} has unknown workload_kind={seen(kind, i)}",
         "a row is one iteration of `prefill` or of `decode`, in lower case",
     )
     partition = rows["partition_policy"]
@@ -120,7 +114,7 @@ def _database(rows: Rows, database: dict[str, str]) -> Iterator[Fault]:
     yield Fault(
         "partition_policy",
         ~partition.equals(PARTITION_POLICY),
-        lambda i: f'FPM row {i} has unsupported partition_policy={_seen(partition, i)} (expected "{PARTITION_POLICY}")',
+        lambda i: f'FPM row {i} has unsupported partition_policy={seen(partition, i)} (expected "{PARTITION_POLICY}")',
         "rows are totals that are evenly split over their requests",
     )
     for name in ("backend_version", "system", "backend"):
@@ -129,7 +123,7 @@ def _database(rows: Rows, database: dict[str, str]) -> Iterator[Fault]:
         yield Fault(
             f"row_{name}",
             ~stated.equals(database[name]),
-            lambda i, s=stated, w=wanted: f"FPM row {i} {s.name}={_seen(s, i)} does not match {w}",
+            lambda i, s=stated, w=wanted: f"FPM row {i} {s.name}={seen(s, i)} does not match {w}",
             "a table holds the rows of one system, backend and version",
         )
     latency = rows["latency_ms"]
@@ -137,7 +131,7 @@ def _database(rows: Rows, database: dict[str, str]) -> Iterator[Fault]:
     yield Fault(
         "latency",
         ~(np.isfinite(latency.values) & (latency.values > 0)),
-        lambda i: f"FPM row {i} has non-finite/non-positive latency_ms={_seen(latency, i)}",
+        lambda i: f"FPM row {i} has non-finite/non-positive latency_ms={seen(latency, i)}",
         "a latency is a positive number of milliseconds; leave failed measurements out",
     )
 
@@ -181,7 +175,7 @@ def _types(rows: Rows) -> Iterator[Fault]:
         yield Fault(
             "boolean",
             flag.null,
-            lambda i, f=flag: f"FPM row {i} {f.name} must be a boolean, but is {_seen(f, i)}",
+            lambda i, f=flag: f"FPM row {i} {f.name} must be a boolean, but is {seen(f, i)}",
             "store real Parquet booleans, without nulls",
         )
 
@@ -202,7 +196,7 @@ def _execution(rows: Rows, declared: Declared) -> Iterator[Fault]:
             ~_full_text(rows),
             lambda i: (
                 f"FPM row {i}: native AR CUDA data requires the full text autoregressive execution identity, not ("
-                + ", ".join(f"{name}={_seen(rows[name], i)}" for name in EXECUTION)
+                + ", ".join(f"{name}={seen(rows[name], i)}" for name in EXECUTION)
                 + ")"
             ),
             'the identity is ("", "full", "none", "text"); a speculative round has its own policy',
@@ -213,7 +207,7 @@ def _execution(rows: Rows, declared: Declared) -> Iterator[Fault]:
             speculative != (policy.execution == SPECULATIVE_ROUND),
             lambda i: (
                 f"FPM row {i}: speculative-round identity requires the native CUDA measurement policy, and vice versa"
-                f" (execution_profile={_seen(profile, i)} under {policy.name})"
+                f" (execution_profile={seen(profile, i)} under {policy.name})"
             ),
             "a whole round and a plain step are different measurements; relabelling one does not make it the other",
         )
@@ -232,7 +226,7 @@ def _execution(rows: Rows, declared: Declared) -> Iterator[Fault]:
         yield Fault(
             "speculative_dcp",
             speculative & ~rows["dcp"].equals(1),
-            lambda i: f"FPM row {i}: speculative-round data requires DCP1, but dcp={_seen(rows['dcp'], i)}",
+            lambda i: f"FPM row {i}: speculative-round data requires DCP1, but dcp={seen(rows['dcp'], i)}",
             "rounds are measured without decode context parallelism",
         )
 
@@ -244,14 +238,14 @@ def _dcp(rows: Rows, selected: int | None) -> Iterator[Fault]:
         yield Fault(
             "dcp",
             ~divides,
-            lambda i: f"FPM row {i} dcp must be positive and divide tp (dcp={_seen(dcp, i)}, tp={_seen(tp, i)})",
+            lambda i: f"FPM row {i} dcp must be positive and divide tp (dcp={seen(dcp, i)}, tp={seen(tp, i)})",
             "decode context parallelism splits the tp ranks evenly",
         )
     if selected is not None:
         yield Fault(
             "dcp_selector",
             ~dcp.equals(selected),
-            lambda i: f"FPM row {i} dcp disagrees with the sidecar selector (dcp={_seen(dcp, i)}, selector {selected})",
+            lambda i: f"FPM row {i} dcp disagrees with the sidecar selector (dcp={seen(dcp, i)}, selector {selected})",
             "every row carries the dcp that configuration_selector names; a missing column disagrees",
         )
 
@@ -265,7 +259,7 @@ def _provenance(rows: Rows, policy: Policy) -> Iterator[Fault]:
             ~np.logical_or.reduce(legal),
             lambda i: (
                 f"FPM row {i} measurement policy/repeats are inconsistent "
-                f"(measurement_policy={_seen(stated, i)}, measurement_repeats={_seen(repeats, i)})"
+                f"(measurement_policy={seen(stated, i)}, measurement_repeats={seen(repeats, i)})"
             ),
             "legal pairs: " + ", ".join(f"{name} with {count}" for name, count in policy.row_pairs),
         )
@@ -284,49 +278,10 @@ def _provenance(rows: Rows, policy: Policy) -> Iterator[Fault]:
         bound & reads_kv & ~seed.equals(REAL_KV),
         lambda i: (
             f"FPM row {i}: config-bound cached prefill/decode requires real_kv provenance, "
-            f"but kv_seed_regime={_seen(seed, i)}"
+            f"but kv_seed_regime={seen(seed, i)}"
         ),
         "measure decode and cached-prefill rows on really computed KV and mark them kv_seed_regime=real_kv",
     )
-
-
-def _check_duplicates(rows: Rows, label: str) -> None:
-    """All duplicates are sought before any collision; the first second row of the file is reported."""
-    kind, coordinates = rows["workload_kind"], [rows[name] for name in COORDINATES]
-    slot = [*(c.keys() for c in identity_columns(rows)), kind.keys(), *(c.keys() for c in coordinates)]
-    physical = [*slot, rows["cell_id"].keys(), rows["weight_quantization"].keys()]
-
-    def where(i: int) -> str:
-        return f'phase="{kind.at(i)}", ' + ", ".join(f"{c.name}={c.at(i)}" for c in coordinates)
-
-    if pair := _first_repeat(physical):
-        row, earlier = pair
-        raise TableError(
-            f"FPM database contains a duplicate physical row key: rows {earlier} and {row} ({where(row)}, "
-            f"cell_id={_seen(rows['cell_id'], row)}): {label}\n"
-            "hint: latency and kv_seed_regime are not part of the key; keep one of the two rows",
-            code="duplicate_row",
-        )
-    if pair := _first_repeat(slot):
-        row, earlier = pair
-        raise TableError(
-            f"FPM row {row} collides with an earlier row at the same cell coordinates ({where(row)}), row {earlier}; "
-            f"refusing to silently overwrite latencies: {label}\n"
-            "hint: cell_id and weight_quantization do not make a cell of their own; keep one of the two rows",
-            code="coordinate_collision",
-        )
-
-
-def identity_columns(rows: Rows) -> list[Column]:
-    """The columns that make a cell, those of the database apart (they are equal in every row)."""
-    names = (*map(column, TEXTS), *SIZES, *FLAGS, *EXECUTION, "dcp")
-    return [rows[name] for name in names if name in rows]
-
-
-def _first_repeat(keys: list[np.ndarray]) -> tuple[int, int] | None:
-    groups, first = group(keys)
-    repeats = np.flatnonzero(first[groups] != np.arange(len(groups)))
-    return (int(repeats[0]), int(first[groups[repeats[0]]])) if len(repeats) else None
 
 
 def _full_text(rows: Rows) -> np.ndarray:
@@ -355,13 +310,6 @@ def _u32(stated: Column, code: str, prefix: str, null: bool = False) -> Iterator
     yield Fault(
         code,
         outside if null else outside | stated.null,
-        lambda i: f"FPM row {i} {prefix}{stated.name}={_seen(stated, i)} does not fit in u32",
+        lambda i: f"FPM row {i} {prefix}{stated.name}={seen(stated, i)} does not fit in u32",
         "counts are integers from 0 to 4294967295",
     )
-
-
-def _seen(stated: Column, row: int) -> str:
-    if stated.fault:
-        return f"<{stated.fault}>"
-    value = stated.at(row)
-    return "null" if value is None or (stated.words is not None and stated.null[row]) else shorten(value)

@@ -74,7 +74,7 @@ def read(table: pa.Table, name: str, wanted: pa.DataType) -> Column:
     column = table.column(name)
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
     textual = pa.types.is_string(wanted)
-    if not (pa.types.is_null(kind) or (_is_text(kind) if textual else column.type.equals(wanted))):
+    if not (pa.types.is_null(kind) or (is_text(kind) if textual else column.type.equals(wanted))):
         words = "a string column" if textual else type_name(wanted)
         return _unusable(table, name, words, type_name(column.type), textual)
     if textual:
@@ -111,7 +111,8 @@ def type_name(kind: pa.DataType) -> str:
     )
 
 
-def _is_text(kind: pa.DataType) -> bool:
+def is_text(kind: pa.DataType) -> bool:
+    """Whether an Arrow type is one of the string types."""
     views = hasattr(pa.types, "is_string_view") and pa.types.is_string_view(kind)
     return pa.types.is_string(kind) or pa.types.is_large_string(kind) or views
 

@@ -15,12 +15,13 @@ import numpy as np
 from fpmjax.errors import TableError
 from fpmjax.tables.cell import Cell, Points
 from fpmjax.tables.cells import Cells
-from fpmjax.tables.checks import check_rows, identity_columns
+from fpmjax.tables.checks import check_rows
 from fpmjax.tables.columns import group
 from fpmjax.tables.heal import healed
 from fpmjax.tables.identity import FIELDS, Identity, column
 from fpmjax.tables.oddities import table_warnings
 from fpmjax.tables.policy import FAKE_KV, REAL_KV
+from fpmjax.tables.repeats import identity_columns
 from fpmjax.tables.rows import COORDINATES, Rows, open_table, typed_rows
 from fpmjax.tables.sidecar import Declared, check_row_count, check_sidecar, read_sidecar
 
@@ -83,7 +84,7 @@ def read_pair(
     declared = check_sidecar(fields, parquet, str(sidecar_path), asked)
     table = open_table(parquet, declared.schema_version, declared.policy, label)
     check_row_count(declared, table.num_rows, label)
-    rows = typed_rows(table, declared.schema_version)
+    rows = typed_rows(table, declared.schema_version, label)
     check_rows(rows, declared, label)
     cells = _cells(rows, declared, label, fake_kv)
     return Cells(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -47,20 +50,12 @@ Rows = dict[str, Column]
 
 def open_table(parquet: bytes, schema_version: int, policy: Policy, label: str) -> pa.Table:
     """The known columns of the file as an Arrow table; refuses a file without a required column."""
-    try:
+    with _parquet_errors(label):
         file = pq.ParquetFile(pa.BufferReader(parquet))
         have = list(file.schema_arrow.names)
         _check_columns(have, schema_version, policy, label)
         known = [name for name in have if name in TYPES]
         return file.read(columns=known, use_threads=False).select(known)
-    except TableError:
-        raise
-    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, OverflowError, MemoryError) as error:
-        raise TableError(
-            f"Parquet error ({shorten(str(error))[1:-1]}): {label}\n"
-            "hint: the digest matches, so it was sealed like this; write the pair again with `fpmjax.write_table`",
-            code="parquet",
-        ) from None
 
 
 def required_columns(schema_version: int, policy: Policy) -> tuple[str, ...]:
@@ -69,15 +64,30 @@ def required_columns(schema_version: int, policy: Policy) -> tuple[str, ...]:
     return (*fixed, *policy.columns)
 
 
-def typed_rows(table: pa.Table, schema_version: int) -> Rows:
+def typed_rows(table: pa.Table, schema_version: int, label: str) -> Rows:
     """Every known column of a table with at least one row.
 
     Schema 6 has no execution identity: columns of that name are ignored and read as full text.
     """
-    rows = {name: columns.read(table, name, TYPES[name]) for name in table.column_names}
+    with _parquet_errors(label):
+        rows = {name: columns.read(table, name, TYPES[name]) for name in table.column_names}
     if schema_version == 6:
         rows |= {n: columns.constant(n, value, table.num_rows) for n, value in zip(EXECUTION, FULL_TEXT, strict=True)}
     return rows
+
+
+@contextmanager
+def _parquet_errors(label: str) -> Iterator[None]:
+    try:
+        yield
+    except TableError:
+        raise
+    except (pa.ArrowException, OSError, ValueError, LookupError, TypeError, OverflowError, MemoryError) as error:
+        raise TableError(
+            f"Parquet error ({shorten(str(error))[1:-1]}): {label}\n"
+            "hint: the digest matches, so it was sealed like this; write the pair again with `fpmjax.write_table`",
+            code="parquet",
+        ) from None
 
 
 def _check_columns(have: list[str], schema_version: int, policy: Policy, label: str) -> None:
