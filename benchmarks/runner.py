@@ -18,8 +18,10 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
+MARK = "<!-- results -->"
 SAMPLE_SECONDS = 0.06  # processor time of other threads is credited late: a few ms can read twice too good
 
 
@@ -131,9 +133,13 @@ def main(benchmarks: dict[str, Callable[[], tuple[list[Case], str]]], argv: Sequ
     parser.add_argument("only", nargs="*", metavar="NAME", help=f"default: all of {', '.join(benchmarks)}")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json", action="store_true", help="one JSON line per case instead of tables")
+    parser.add_argument(
+        "--into", type=Path, metavar="FILE", help=f"put the tables between the lines `{MARK}` of a page"
+    )
     options = parser.parse_args(argv)
     if unknown := set(options.only) - set(benchmarks):
         parser.error(f"no such benchmark: {', '.join(sorted(unknown))}")
+    pages = []
     for name in options.only or benchmarks:
         cases, reference = benchmarks[name]()
         results = compare(cases, reference=reference, rounds=options.rounds)
@@ -141,6 +147,11 @@ def main(benchmarks: dict[str, Callable[[], tuple[list[Case], str]]], argv: Sequ
             for result in results:
                 print(json.dumps({"benchmark": name} | asdict(result) | environment()), flush=True)
         else:
-            print(table(name, results), end="\n\n", flush=True)
+            pages.append(table(name, results))
+            print(pages[-1], end="\n\n", flush=True)
     if not options.json:
-        print("; ".join(f"{k} {v}" for k, v in environment().items()))
+        pages.append("Versions: " + ", ".join(f"{k} {v}" for k, v in environment().items()))
+        print(pages[-1])
+    if options.into:
+        before, _, after = options.into.read_text(encoding="utf-8").split(MARK)
+        options.into.write_text(MARK.join([before, "\n\n" + "\n\n".join(pages) + "\n\n", after]), encoding="utf-8")

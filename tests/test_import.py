@@ -38,3 +38,11 @@ def test_names_are_listed_for_completion_and_unknown_ones_are_refused():
     assert set(fpmjax.__all__) <= set(dir(fpmjax))
     with pytest.raises(AttributeError, match="no_such_name"):
         fpmjax.no_such_name  # noqa: B018
+
+
+def test_a_submodule_never_stands_in_for_the_function_of_its_name():
+    script = (
+        "import fpmjax, fpmjax.estimate, fpmjax.speculative, fpmjax.data, fpmjax.facade; "
+        "print(*(name for name in fpmjax.__all__ if type(getattr(fpmjax, name)).__name__ == 'module'))"
+    )
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout == "\n"
