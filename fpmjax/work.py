@@ -204,9 +204,9 @@ def _elements(value: Any) -> np.ndarray:
 
 def _narrow(array: np.ndarray) -> np.ndarray:
     """One element along every zero-stride axis: a broadcast view is checked and converted once."""
-    return array[
-        tuple(slice(0, 1) if s == 0 and n > 1 else slice(None) for s, n in zip(array.strides, array.shape, strict=True))
-    ]
+    if 0 not in array.strides:
+        return array
+    return array[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in array.strides)]
 
 
 def _counts(name: str, value: Any) -> Array:
@@ -297,7 +297,7 @@ def _check_pair(requests: str, r: Array, totals: str, t: Array, code: str, ranks
 def _broadcast(array: Array, shape: tuple[int, ...]) -> Array:
     if isinstance(array, Tracer):
         return jax.numpy.broadcast_to(array, shape)
-    return np.broadcast_to(array, shape)
+    return array if array.shape == shape else np.broadcast_to(array, shape)
 
 
 def _pack(iterations: list[list[RankMetrics]], shape: tuple[int, ...], ranks: int) -> Work:
