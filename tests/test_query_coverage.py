@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 
 import pytest
-from asking import SURFACE, Wrapped, decode, facade, prefill, refusal
+from asking import SURFACE, Wrapped, decode, facade, prefill, records, refusal
 
 from fpmjax.errors import CoverageError, MetricsError, SpeculationError
 from fpmjax.facade import ForwardPassPerfModel
@@ -108,3 +109,33 @@ def test_only_so_many_gaps_are_kept_but_all_are_counted(counting):
     assert seen["decode"]["unsupported"] == 201
     assert len(seen["gaps"]) == 128 and seen["gaps"][0]["occurrences"] == 2
     assert seen["omitted_gap_queries"] == 72
+
+
+# Counted by the peer over the same calls: each iteration once plain and once detailed, then the phase queries.
+# (measured, interpolated, unsupported) of each phase, distinct gaps kept, gap queries omitted.
+PEER = [
+    ("dense7b", (108, 374, 22), (131, 336, 40), (150, 47, 0), 61, 0),
+    ("dense70b", (113, 356, 41), (116, 369, 9), (124, 51, 0), 50, 0),
+    ("scatter", (144, 240, 51), (154, 266, 39), (116, 29, 0), 88, 0),
+    ("fakekv", (104, 307, 20), (95, 112, 161), (68, 13, 0), 128, 40),
+]
+
+
+@pytest.mark.parametrize(("table", "prefills", "decodes", "baselines", "gaps", "omitted"), PEER)
+def test_coverage_of_the_recorded_queries_is_the_peers(table, prefills, decodes, baselines, gaps, omitted):
+    model = facade(f"interpolation/tables/{table}", collect_coverage=True)
+    for case in records("interpolation/cases.jsonl.gz"):
+        if case["table"] != table:
+            continue
+        with suppress(MetricsError, CoverageError):
+            if "metrics" in case:
+                model.estimate_forward_pass_time_ms(case["metrics"])
+                model.estimate_forward_pass_detailed(case["metrics"])
+            else:
+                getattr(model, case["call"])(*case["args"])
+    seen = model.fpm_query_coverage()
+    assert seen is not None
+    assert seen["prefill"] == outcomes(*prefills)
+    assert seen["decode"] == outcomes(*decodes)
+    assert seen["mixed_decode_baseline"] == outcomes(*baselines)
+    assert (len(seen["gaps"]), seen["omitted_gap_queries"]) == (gaps, omitted)
