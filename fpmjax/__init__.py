@@ -73,7 +73,7 @@ _HOME = {
     "SpeculationError": "errors",
     "DraftLengthTypeError": "errors",
 }
-__all__ = [*_HOME, "__version__"]  # noqa: PLE0604
+__all__ = [*_HOME, "__version__"]
 
 
 def __getattr__(name: str) -> Any:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Any
 
+import jax.numpy as jnp
+import numpy as np
+
 from fpmjax._jax import pytree
 
 Array = Any  # np.ndarray from `estimate`, jax.Array inside the caller's own jit
@@ -34,15 +37,38 @@ class Evidence:
     """What carries one lookup, per rank.
 
     resolution: int8 [n..., r], a `Resolution`; NONE where nothing was asked or the query was refused.
-    row:        int32 [n..., r, 4], zero-based rows of the Parquet file, -1 where unused.
-    weight:     float64 [n..., r, 4], their weights; they sum to 1.
+    rows:       four int32 [n..., r], zero-based rows of the Parquet file, -1 where unused.
+    weights:    four float64 [n..., r], their weights; they sum to 1.
 
-    The order is the peer's: the lower curve first, on it the lower point first.
+    The order is the peer's: the lower curve first, on it the lower point first.  The four are kept apart because
+    interleaving them costs more than finding them; `row` and `weight` stack them on demand.
     """
 
     resolution: Array
-    row: Array
-    weight: Array
+    rows: tuple[Array, Array, Array, Array]
+    weights: tuple[Array, Array, Array, Array]
+
+    @property
+    def row(self) -> Array:
+        """int32 [n..., r, 4]"""
+        return stack_last(self.rows)
+
+    @property
+    def weight(self) -> Array:
+        """float64 [n..., r, 4]"""
+        return stack_last(self.weights)
+
+
+def stack_last(planes: tuple[Array, ...]) -> Array:
+    return (np if all(isinstance(x, np.ndarray) for x in planes) else jnp).stack(planes, axis=-1)
+
+
+def no_evidence(xp: Any, shape: tuple[int, ...]) -> Evidence:
+    """Evidence of a lookup that was not made, as views of one element each."""
+    resolution, row, weight = (
+        xp.broadcast_to(x, shape) for x in (np.int8(Resolution.NONE), np.int32(-1), np.float64(0))
+    )
+    return Evidence(resolution, (row,) * 4, (weight,) * 4)
 
 
 @pytree()

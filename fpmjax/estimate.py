@@ -19,11 +19,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from fpmjax._jax import x64
-from fpmjax.answer import Estimate, SpeculativeEstimate
+from fpmjax.answer import Estimate, SpeculativeEstimate, no_evidence
 from fpmjax.errors import SpeculationError
 from fpmjax.refusal import raise_first_refusal
 from fpmjax.rule import PUBLISHED, SpeculativeRule
-from fpmjax.speculative import draft_lengths, is_published, require_eligible, speculate
+from fpmjax.speculative import draft_lengths, is_published, refuse, require_eligible, speculate, widen_and_ask
 from fpmjax.status import Status
 from fpmjax.work import COUNTS, Work
 
@@ -62,15 +62,13 @@ def estimate(
         depth = draft_lengths(draft_length)
         factor = (rule or PUBLISHED).factor(depth)
         shape = common_shape(work.shape, depth.shape)
-        depth, factor = np.broadcast_to(depth, shape), np.broadcast_to(factor, shape)
+        if depth.ndim:  # one depth for all stays a scalar, which costs the kernel no input
+            depth, factor = np.broadcast_to(depth, shape), np.broadcast_to(factor, shape)
     asked = spread(only_what_is_there(work, needs_lists=depth is not None, model=model), shape)
     queries = int(np.prod(shape, dtype=np.int64))
     if queries * work.ranks <= SMALL and hasattr(model, "on_host"):
         ask = partial(model.on_host, evidence=evidence)
-        if depth is None:
-            result = ask(asked)
-        else:
-            result = speculate(np, ask, asked, depth, factor, is_published(rule))
+        result = ask(asked) if depth is None else speculate(np, ask, asked, depth, factor, is_published(rule))
     else:
         result = in_chunks(model, asked, depth, factor, shape, evidence=evidence, published=is_published(rule))
     result = jax.tree.map(lambda x: x[()], result)
@@ -133,7 +131,8 @@ def in_chunks(model: Any, work: Work, depth: Any, factor: Any, shape: tuple[int,
             result = jax.tree.map(np.asarray, result)
             if out is None:
                 out = jax.tree.map(lambda x: np.empty((queries, *x.shape[1:]), x.dtype), result)
-            jax.tree.map(lambda o, x: np.copyto(o[where], x[: where.stop - where.start]), out, result)
+            for whole, part in zip(jax.tree.leaves(out), jax.tree.leaves(result), strict=True):
+                whole[where] = part[: where.stop - where.start]
 
     with x64():
         on_device = device_copy(model)
@@ -162,6 +161,8 @@ def chunks(queries: int, ranks: int) -> Iterator[tuple[slice, int]]:
 
 def rows(x: np.ndarray, where: slice, size: int, axes: int) -> np.ndarray:
     """Queries `where` of a field [n..., rest] as [size, rest], the tail zero; only these are ever copied."""
+    if not x.ndim:
+        return x
     rest = x.shape[axes:]
     if x.flags.c_contiguous:
         part = x.reshape(-1, *rest)[where]
@@ -190,33 +191,52 @@ def answer(model: Any, work: Work, depth: Any, factor: Any, *, evidence: bool, p
     """One chunk; fields that the host can fill in are left out, for every output costs memory bandwidth."""
     ask = partial(model, evidence=evidence)
     if depth is None:
-        return slim(model, ask(work), work.ranks)
-    whole = speculate(jnp, ask, work, depth, factor, published)
-    return replace(whole, stp=slim(model, whole.stp, work.ranks), draft_length=None, scaling_factor=None)
+        return slim(model, ask(work), work)
+    result, refusal = widen_and_ask(jnp, ask, work, depth, factor, published)
+    result = replace(result, stp=slim(model, result.stp, work), draft_length=None, scaling_factor=None)
+    return result, refusal
 
 
-def slim(model: Any, result: Estimate, ranks: int) -> Estimate:
-    """The estimate without the rank of single-rank work and without a correction that no part of the model makes."""
-    if ranks == 1:
+def slim(model: Any, result: Estimate, work: Work) -> Estimate:
+    """The estimate without what follows from the work or the model: see `complete`."""
+    if work.ranks == 1:
         result = replace(result, rank=None)
     if not getattr(model, "corrects", False):
         result = replace(result, native_ms=None, factor=None)
+    if result.parts is not None:
+        none = dict.fromkeys(not_asked(work))
+        result = replace(result, parts=replace(result.parts, **none))
     return result
 
 
+def not_asked(work: Work) -> list[str]:
+    """Fields of `Parts` that no query of this work has."""
+    phases = {"prefill": work.prefill_tokens, "decode": work.decode_requests}
+    absent = [name for name, x in phases.items() if x is None]
+    if absent:
+        absent.append("baseline")
+    return [field for name in absent for field in (name, f"{name}_ms")]
+
+
 def complete(result: Any, depth: Any, factor: Any, ranks: int) -> Any:
-    """What `slim` and `answer` left out."""
-    if isinstance(result, SpeculativeEstimate):
+    """What `slim` and `answer` left out, as views where it is constant."""
+    if depth is not None:
+        result, refusal = result
         stp = complete(result.stp, None, None, ranks)
-        return replace(result, stp=stp, draft_length=depth, scaling_factor=factor)
+        spread = {"draft_length": depth, "scaling_factor": factor}
+        result = replace(result, stp=stp, **{k: np.broadcast_to(x, result.latency_ms.shape) for k, x in spread.items()})
+        return refuse(np, result, refusal[..., :ranks]) if refusal.any() else result
+    shape = result.latency_ms.shape
     if result.rank is None:
-        result = replace(result, rank=np.where(result.status == Status.OK, np.int32(0), np.int32(-1)))
+        result = replace(result, rank=(result.status == Status.OK).astype(np.int32) - np.int32(1))
     if result.native_ms is None:
-        ones = np.broadcast_to(np.float64(1), result.latency_ms.shape)
-        result = replace(result, native_ms=result.latency_ms, factor=ones)
+        result = replace(result, native_ms=result.latency_ms, factor=np.broadcast_to(np.float64(1), shape))
     if result.parts is not None:
-        axis = result.latency_ms.ndim
-        parts = jax.tree.map(lambda x: x[(slice(None),) * axis + (slice(0, ranks),)], result.parts)
+        parts = jax.tree.map(lambda x: x[..., :ranks], result.parts)
+        for name in ("prefill", "decode", "baseline"):
+            if getattr(parts, name) is None:
+                nothing = np.broadcast_to(np.float64(np.nan), (*shape, ranks))
+                parts = replace(parts, **{name: no_evidence(np, (*shape, ranks)), f"{name}_ms": nothing})
         result = replace(result, parts=parts)
     return result
 

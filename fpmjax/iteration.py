@@ -19,7 +19,7 @@ OK, IDLE, INVALID, OVERFLOW = (np.int8(s) for s in (Status.OK, Status.IDLE, Stat
 
 
 class Lookups(NamedTuple):
-    """Per-rank lookups [n..., r] in milliseconds, NaN where refused; None for a phase that no query has.
+    """Lookups of every rank in milliseconds, NaN where refused; None for a phase that no query has.
 
     prefill_refusal, decode_refusal: int8 [], what a missing answer of that phase means.
     """
@@ -42,13 +42,13 @@ def has_decode(work: Work) -> Array:
 
 
 def askable(xp: Any, work: Work, width: int = 1) -> tuple[Work, Array]:
-    """The work with uint32 counts and `width` decode rows per request; and its refusals, int8 [n..., r].
+    """The work with uint32 counts and `width` decode rows per request; and its refusals, int8 of its full shape.
 
     Work made by its constructors is valid; traced work is checked here.  What a refused rank holds afterwards is
     of no consequence: `compose` lets the refusal win.
     """
-    status = xp.full((*work.shape, work.ranks), OK)
     counts = {name: getattr(work, name) for name in COUNTS}
+    status = xp.full(next(x.shape for x in counts.values() if x is not None), OK)
     for name, x in counts.items():
         if x is not None and x.dtype != np.uint32:
             wide = x.astype(np.int64)  # a bound of 2**32 - 1 would wrap in int32; what exceeds int64 turns negative
@@ -65,40 +65,45 @@ def askable(xp: Any, work: Work, width: int = 1) -> tuple[Work, Array]:
     return replace(work, **counts), status
 
 
-def compose(xp: Any, work: Work, status: Array, found: Lookups, parts: Parts | None = None) -> Estimate:
-    """One iteration per query: a mixed rank adds its decode time above the baseline, the slowest rank counts.
+def compose(xp: Any, work: Work, status: Array, found: Lookups) -> tuple[Array, Array]:
+    """(milliseconds, status) of every rank: a mixed rank adds its decode time above the baseline.
 
-    status: int8 [n..., r], refusals that are known before any lookup; they win.  Then a rank's prefill lookup
-    comes before its decode lookup, and the first refusing rank decides.
+    status: int8, refusals that are known before any lookup; they win.  Then prefill comes before decode.  The
+    outgoing status is read off the finished milliseconds: XLA would otherwise compute the lookups twice, once
+    for each output.
     """
     prefill, decode = has_prefill(work), has_decode(work)
-    idle = xp.where(status == OK, IDLE, status)
-    ms = xp.zeros(status.shape)
+    ms: Any = xp.zeros(status.shape)
+    busy = xp.zeros(status.shape, bool)
+    missing = found.decode_refusal
     if decode is not None:
         decode_ms = found.decode_ms
         if prefill is not None:
             decode_ms = xp.where(prefill, xp.maximum(decode_ms - found.baseline_ms, 0.0), decode_ms)
-        ms = xp.where(decode, decode_ms, 0.0)
-        idle = xp.where((idle == IDLE) & decode, xp.where(xp.isnan(found.decode_ms), found.decode_refusal, OK), idle)
+        ms, busy = xp.where(decode, decode_ms, 0.0), decode
     if prefill is not None:
-        ms = xp.where(prefill, found.prefill_ms, 0.0) + ms
-        missing = xp.isnan(found.prefill_ms)
-        idle = xp.where(
-            (status == OK) & prefill & missing, found.prefill_refusal, xp.where((idle == IDLE) & prefill, OK, idle)
-        )
-    return slowest_rank(xp, ms, idle, parts)
+        ms, busy = xp.where(prefill, found.prefill_ms, 0.0) + ms, busy | prefill
+        missing = xp.where(prefill & xp.isnan(found.prefill_ms), found.prefill_refusal, missing)
+    ms = xp.where(status == OK, ms, np.nan)
+    answered = xp.where(busy, OK, IDLE)
+    return ms, xp.where(xp.isnan(ms), xp.where(status == OK, missing, status), answered)
 
 
-def slowest_rank(xp: Any, ms: Array, status: Array, parts: Parts | None) -> Estimate:
-    """Milliseconds and statuses per rank [n..., r] -> one estimate per query."""
-    refused = status > IDLE
+def slowest_rank(xp: Any, ms: Array, status: Array) -> tuple[Array, Array, Array]:
+    """Per rank [n..., r] -> per query: (milliseconds, status, slowest rank int32); the first refusing rank decides."""
     if status.shape[-1] == 1:
-        latency, rank, status, refused = ms[..., 0], 0, status[..., 0], refused[..., 0]
-    else:
-        first = xp.expand_dims(xp.argmax(refused, axis=-1), -1)
-        answered = xp.where((status == OK).any(-1), OK, IDLE)
-        status = xp.where(refused.any(-1), xp.take_along_axis(status, first, -1)[..., 0], answered)
-        latency, rank, refused = ms.max(-1), xp.argmax(ms, axis=-1).astype(np.int32), refused.any(-1)
-    latency = xp.where(refused, np.nan, latency)
-    rank = xp.where(status == OK, rank, np.int32(-1)).astype(np.int32)
+        ms, status = ms[..., 0], status[..., 0]
+        return ms, status, xp.where(status == OK, np.int32(0), np.int32(-1))
+    refused = status > IDLE
+    first = xp.expand_dims(xp.argmax(refused, axis=-1), -1)
+    answered = xp.where((status == OK).any(-1), OK, IDLE)
+    slowest = xp.argmax(ms, axis=-1).astype(np.int32)
+    ms = xp.where(refused.any(-1), np.nan, ms.max(-1))
+    status = xp.where(refused.any(-1), xp.take_along_axis(status, first, -1)[..., 0], answered)
+    return ms, status, xp.where(status == OK, slowest, np.int32(-1))
+
+
+def estimate_of(xp: Any, ms: Array, status: Array, parts: Parts | None = None) -> Estimate:
+    """Per rank [n..., r] -> the estimate of a model without correction."""
+    latency, status, rank = slowest_rank(xp, ms, status)
     return Estimate(latency, status, rank, latency, xp.ones(latency.shape), parts)

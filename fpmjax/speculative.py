@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fpmjax._jax import require_x64
-from fpmjax.answer import Estimate, SpeculativeEstimate
+from fpmjax.answer import SpeculativeEstimate
 from fpmjax.errors import DraftLengthTypeError, SpeculationError
 from fpmjax.iteration import OK, askable
 from fpmjax.metrics import U32_MAX
@@ -60,19 +60,37 @@ def speculative(model: Any, work: Work, draft_length: Any, rule: SpeculativeRule
 
 def speculate(xp: Any, ask: Any, work: Work, depth: Array, factor: Array, published: bool) -> SpeculativeEstimate:
     """`speculative` over an array namespace: `ask` answers the widened work; `depth` and `factor` are checked."""
+    return refuse(xp, *widen_and_ask(xp, ask, work, depth, factor, published))
+
+
+def widen_and_ask(xp: Any, ask: Any, work: Work, depth: Array, factor: Array, published: bool) -> tuple:
+    """(the estimate, refusals int8 [n..., r] that it does not heed yet); a refused query was asked as an idle one."""
     shape = np.broadcast_shapes(work.shape, np.shape(depth))
     depth, factor = xp.broadcast_to(depth, shape), xp.broadcast_to(factor, shape)
     work, invalid = askable(xp, work)
-    wide, status = widen(xp, work, depth, invalid)
-    stp = refuse_widened(xp, ask(wide), status)
+    wide, refusal = widen(xp, work, depth, invalid)
+    stp = ask(wide)
     calibrated = in_study(xp, work, depth) & published
-    return SpeculativeEstimate(factor * stp.latency_ms, depth, factor, calibrated, stp)
+    return SpeculativeEstimate(factor * stp.latency_ms, depth, factor, calibrated, stp), refusal
+
+
+def refuse(xp: Any, result: SpeculativeEstimate, refusal: Array) -> SpeculativeEstimate:
+    """The estimate with the refusals of the widening; the first refusing rank decides."""
+    refused = refusal != OK
+    first = xp.expand_dims(xp.argmax(refused, axis=-1), -1)
+    code, refused = xp.take_along_axis(refusal, first, -1)[..., 0], refused.any(-1)
+    stp = result.stp
+    latency, native, scaled = (xp.where(refused, np.nan, x) for x in (stp.latency_ms, stp.native_ms, result.latency_ms))
+    rank, status = xp.where(refused, np.int32(-1), stp.rank), xp.where(refused, code, stp.status)
+    stp = replace(stp, latency_ms=latency, native_ms=native, rank=rank, status=status)
+    return replace(result, latency_ms=scaled, stp=stp)
 
 
 def widen(xp: Any, work: Work, depth: Array, invalid: Array) -> tuple[Work, Array]:
     """(work with d + 1 decode rows per request and the same KV total; refusals int8 [n..., r]).
 
-    depth: integer [n...]; invalid: int8 [n..., r], refusals of the work itself.  A query with any refused rank becomes idle, so that nothing is looked up for it.
+    depth: integer [n...]; invalid: int8 [n..., r], refusals of the work itself.  A query with
+    any refused rank becomes idle, so that nothing is looked up for it.
     Counts are compared by division, never by a product that could wrap.
     """
     shape = (*depth.shape, work.ranks)
@@ -81,8 +99,11 @@ def widen(xp: Any, work: Work, depth: Array, invalid: Array) -> tuple[Work, Arra
         return xp.zeros(shape, np.uint32) if x is None else xp.broadcast_to(x, shape)
 
     requests, kv = spread(work.decode_requests), spread(work.decode_kv)
-    depth = depth.astype(np.int64)
-    d = xp.where((depth < 1) | (depth > LARGEST_DRAFT), 0, depth).astype(np.uint32)[..., None]
+    d = depth
+    if d.dtype != np.uint32:
+        d = d.astype(np.int64)  # the largest draft length would wrap in int32; what exceeds int64 turns negative
+        d = xp.where((d < 1) | (d > LARGEST_DRAFT), 0, d).astype(np.uint32)
+    d = d[..., None]
     status = xp.where(xp.broadcast_to(d, shape) == 0, BAD_DRAFT_LENGTH, spread(invalid))
     for x in (work.prefill_requests, work.prefill_tokens, work.prefill_kv):
         if x is not None:
@@ -110,16 +131,6 @@ def widen(xp: Any, work: Work, depth: Array, invalid: Array) -> tuple[Work, Arra
         lists=None,
     )
     return wide, status
-
-
-def refuse_widened(xp: Any, stp: Estimate, status: Array) -> Estimate:
-    """The answer at the widened work, with the refusals of the widening where there are any (first rank wins)."""
-    refused = status != OK
-    first = xp.expand_dims(xp.argmax(refused, axis=-1), -1)
-    code, refused = xp.take_along_axis(status, first, -1)[..., 0], refused.any(-1)
-    latency, native = (xp.where(refused, np.nan, x) for x in (stp.latency_ms, stp.native_ms))
-    rank = xp.where(refused, np.int32(-1), stp.rank)
-    return replace(stp, latency_ms=latency, native_ms=native, rank=rank, status=xp.where(refused, code, stp.status))
 
 
 def in_study(xp: Any, work: Work, depth: Array) -> Array:
@@ -170,7 +181,7 @@ def check_draft_length(value: Any) -> int:
 
 
 def draft_lengths(value: Any) -> Array:
-    """Integer array of draft lengths, any shape, out-of-range ones as 0; DraftLengthTypeError for another type."""
+    """uint32 array of draft lengths, any shape, out-of-range ones as 0; DraftLengthTypeError for another type."""
     if isinstance(value, jax.core.Tracer):
         if not jnp.issubdtype(value.dtype, np.integer):
             wrong_type(value.dtype)
@@ -184,12 +195,12 @@ def draft_lengths(value: Any) -> Array:
         array = array.reshape(np.asarray(value, object).shape)
     else:
         array = np.asarray(one_draft_length(value))
-    return np.where((array < 1) | (array > LARGEST_DRAFT), 0, array).astype(np.int64)
+    return np.where((array < 1) | (array > LARGEST_DRAFT), 0, array).astype(np.uint32)
 
 
 def one_draft_length(value: Any) -> int:
     """An int, clipped to what an int64 holds on both sides of the valid range."""
-    if isinstance(value, (bool, np.bool_)) or isinstance(value, float):
+    if isinstance(value, (bool, np.bool_, float)):
         wrong_type(type(value).__name__)
     try:
         return min(max(operator.index(value), 0), LARGEST_DRAFT + 1)

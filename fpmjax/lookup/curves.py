@@ -24,7 +24,10 @@ class Curve(NamedTuple):
     point: np.ndarray
 
 
-@pytree()
+OVERFLOWING = float(np.finfo(np.float64).max) / U32_MAX  # ms; products of a difference and a gap stay finite below
+
+
+@pytree("checked")
 class Knots:
     """All curves of a phase, end to end.
 
@@ -33,6 +36,7 @@ class Knots:
     at:    uint32 [knots], where the curve stands across curves: batch, KV site or token site.
     head:  int32 [knots], first knot of the same curve.
     row:   int32 [knots], row of the Parquet file.
+    checked: whether latencies are so absurd that their interpolation may overflow and must be looked at.
     """
 
     x: jax.Array
@@ -40,6 +44,7 @@ class Knots:
     at: jax.Array
     head: jax.Array
     row: jax.Array
+    checked: bool = False
 
 
 def curves_by(at: np.ndarray, x: np.ndarray) -> list[Curve]:
@@ -64,6 +69,7 @@ def join(curves: list[Curve], latency_ms: np.ndarray, row: np.ndarray) -> tuple[
         at.astype(np.uint32),
         np.repeat(head[:-1], sizes).astype(np.int32),
         row[point].astype(np.int32),
+        bool(latency_ms[point].max() > OVERFLOWING),
     ), head
 
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fpmjax.answer import Evidence, Resolution
+from fpmjax.answer import Evidence, Resolution, no_evidence
 from fpmjax.lookup.axis import take
 from fpmjax.lookup.curves import Knots
 from fpmjax.lookup.kernel import Support
@@ -19,9 +19,7 @@ NONE, EXACT, WITHIN, ACROSS_BATCH, ACROSS_KV, ACROSS_TOKENS = (np.int8(r) for r 
 def gather_evidence(knots: Knots, support: Support | None, asked: jax.Array, crossing) -> Evidence:
     """Support -> evidence; `asked` bool [...], `crossing` the resolution where two curves answer."""
     if support is None:  # a phase that no query has
-        return Evidence(
-            jnp.full(asked.shape, NONE), jnp.full((*asked.shape, 4), np.int32(-1)), jnp.zeros((*asked.shape, 4))
-        )
+        return no_evidence(jnp, asked.shape)
     found = asked & (support.lo >= 0)
     lo, hi, w = jnp.where(found, support.lo, 0), support.hi, support.across
     weights = (
@@ -30,11 +28,12 @@ def gather_evidence(knots: Knots, support: Support | None, asked: jax.Array, cro
         w * (1 - support.along_hi),
         w * support.along_hi,
     )
-    weight = jnp.stack([jnp.where(found, x, 0.0) for x in weights], axis=-1)
-    row = jnp.stack([take(knots.row, p) for p in (lo, lo + 1, hi, hi + 1)], axis=-1)
+    weights = tuple(jnp.where(found, x, 0.0) for x in weights)
+    corners = zip(weights, (lo, lo + 1, hi, hi + 1), strict=True)
+    rows = tuple(jnp.where(x > 0, take(knots.row, p), -1) for x, p in corners)
     alone = jnp.where(support.along_lo == 0, EXACT, WITHIN)
     resolution = jnp.where(found, jnp.where(lo != hi, crossing, alone), NONE)
-    return Evidence(resolution, jnp.where(weight > 0, row, -1), weight)
+    return Evidence(resolution, rows, weights)
 
 
 def gather_prefill_evidence(table: PrefillTable, support: Support | None, asked: jax.Array) -> Evidence:
@@ -54,15 +53,15 @@ def baseline_evidence(knots: Knots, support: Support | None, asked: jax.Array) -
     return gather_evidence(knots, support, asked, ACROSS_BATCH)
 
 
-def collect_evidence(walk: DecodeWalk | PrefillWalk, answers: list[Answer], ok, shape: tuple[int, ...]) -> Evidence:
-    """Evidence of lookups made one at a time; `ok` bool [queries and ranks] leaves out refused work."""
+def collect_evidence(walk: DecodeWalk | PrefillWalk, answers: list[Answer], ok: np.ndarray) -> Evidence:
+    """Evidence of lookups made one at a time; `ok` bool [lookups] leaves out refused work."""
     resolution = np.full(len(answers), NONE)
-    row, weight = np.full((len(answers), 4), np.int32(-1)), np.zeros((len(answers), 4))
+    rows, weights = np.full((4, len(answers)), np.int32(-1)), np.zeros((4, len(answers)))
     for i, answer in enumerate(answers):
         if answer.ms is None or not ok[i]:
             continue
         resolution[i] = answer.resolution
         for slot, (knot, share) in enumerate(walk.knots.corners(answer)):
             if share > 0:
-                row[i, slot], weight[i, slot] = walk.knots.row[knot], share
-    return Evidence(resolution.reshape(shape), row.reshape(*shape, 4), weight.reshape(*shape, 4))
+                rows[slot, i], weights[slot, i] = walk.knots.row[knot], share
+    return Evidence(resolution, tuple(rows), tuple(weights))

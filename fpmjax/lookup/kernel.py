@@ -75,8 +75,10 @@ def read(knots: Knots, lo, hi, q, r, curve_order=None) -> tuple[jax.Array, Suppo
     if curve_order is not None:
         step = jnp.where(curve_order, (v - u) * dx / gap, step)
     ms = cross(u, v, p != p_hi, step)
-    sound = found & (ms > 0) & (ms < jnp.inf)  # differences of absurd latencies may overflow; the peer refuses too
-    return jnp.where(sound, ms, jnp.nan), Support(jnp.where(sound, lo, -1), p_hi, across, along_lo, along_hi)
+    if knots.checked:  # the peer refuses what overflows
+        found = found & (ms > 0) & (ms < jnp.inf)
+        lo = jnp.where(found, lo, -1)
+    return jnp.where(found, ms, jnp.nan), Support(lo, p_hi, across, along_lo, along_hi)
 
 
 def look_up_decode(table: DecodeTable, batch, kv) -> tuple[jax.Array, Support]:

@@ -12,6 +12,7 @@ on, so the knot itself says along which axis it is read.
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import jax
@@ -64,7 +65,7 @@ def compile_prefill(points: Points) -> PrefillTable:
     members = [np.flatnonzero(points.batch == b) for b in batches]
     by_kv = [along(p, points.kv, points.tokens) for p in members]
     by_tokens = [along(p, points.tokens, points.kv) for p in members]
-    token_curves, kv_curves = sum(by_kv, []), sum(by_tokens, [])
+    token_curves, kv_curves = list(chain.from_iterable(by_kv)), list(chain.from_iterable(by_tokens))
     knots, head = join(token_curves + kv_curves, points.latency_ms, points.row)
     tokens, kv = (compile_axis(knots_and_gaps(x)) for x in (points.tokens, points.kv))
     rows, columns = [np.zeros(len(tokens.last), np.int64)], [np.zeros(len(kv.last), np.int64)]

@@ -77,7 +77,7 @@ class KnotWalk:
 
 
 def sound(answer: Answer) -> Answer:
-    """Differences of absurd latencies may overflow; such a value is refused."""
+    """Differences of absurd latencies may overflow; the peer refuses such a value."""
     return answer if answer.ms is not None and 0.0 < answer.ms < float("inf") else REFUSED
 
 

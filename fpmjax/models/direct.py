@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -9,11 +10,12 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from fpmjax._jax import pytree, require_x64
 from fpmjax.answer import Estimate, Parts, Resolution
 from fpmjax.errors import CoverageError
-from fpmjax.iteration import INVALID, OK, Lookups, askable, compose, has_decode, has_prefill
+from fpmjax.iteration import INVALID, OK, Lookups, askable, compose, estimate_of, has_decode, has_prefill
 from fpmjax.lookup.decode import DecodeTable
 from fpmjax.lookup.evidence import baseline_evidence, collect_evidence, gather_evidence, gather_prefill_evidence
 from fpmjax.lookup.kernel import decode_baseline, look_up_decode, look_up_prefill
@@ -71,61 +73,57 @@ class Direct:
         """Pure: an estimate of every query in `work`, any batch shape; `evidence` adds the per-rank parts."""
         require_x64()
         check_width(self.verify_width, self.execution, self.native_ar_only)
-        work, status = askable(jnp, work, self.verify_width)
-        status = self._round_limits(jnp, work, status)
-        prefill, decode = has_prefill(work), has_decode(work)
+        shape = (*work.shape, work.ranks)
+        asked, status = askable(jnp, flat_counts(work), self.verify_width)
+        status = self._round_limits(jnp, asked, status, shape)
+        prefill, decode = has_prefill(asked), has_decode(asked)
         prefill_ms = decode_ms = baseline_ms = on_prefill = on_decode = None
-        if prefill is not None:
-            prefill_ms, on_prefill = look_up_prefill(
-                self.prefill, work.prefill_requests, work.prefill_tokens, work.prefill_kv
-            )
         if decode is not None:
-            decode_ms, on_decode = look_up_decode(self.decode, work.decode_requests, work.decode_kv)
-            baseline_ms = None if prefill is None else decode_baseline(self.decode, on_decode)
+            decode_ms, on_decode = stored(evidence, look_up_decode(self.decode, asked.decode_requests, asked.decode_kv))
+        if prefill is not None:
+            answer = look_up_prefill(self.prefill, asked.prefill_requests, asked.prefill_tokens, asked.prefill_kv)
+            prefill_ms, on_prefill = stored(evidence, answer)
+            if on_decode is not None:
+                baseline_ms = decode_baseline(self.decode, on_decode)
+                prefill_ms = stored(True, prefill_ms)  # `compose` reads it for the time and for the status
         found = Lookups(prefill_ms, decode_ms, baseline_ms, *self._missing(jnp))
+        ms, rank_status = compose(jnp, asked, status, found)
         parts = None
         if evidence:
             no = jnp.zeros(status.shape, bool)
-            asked = [no if x is None else x & (status == OK) for x in (prefill, decode)]
+            of = [no if x is None else x & (status == OK) for x in (prefill, decode)]
+            of.append(of[0] & of[1])
             parts = Parts(
-                *(
-                    jnp.full(status.shape, jnp.nan) if ms is None else jnp.where(of, ms, jnp.nan)
-                    for ms, of in zip((prefill_ms, decode_ms, baseline_ms), (*asked, asked[0] & asked[1]), strict=True)
-                ),
-                gather_prefill_evidence(self.prefill, on_prefill, asked[0]),
-                gather_evidence(self.decode.knots, on_decode, asked[1], ACROSS_BATCH),
-                baseline_evidence(self.decode.knots, on_decode, asked[0] & asked[1]),
+                *(no + jnp.nan if x is None else jnp.where(y, x, jnp.nan) for x, y in zip(found[:3], of, strict=True)),
+                gather_prefill_evidence(self.prefill, on_prefill, of[0]),
+                gather_evidence(self.decode.knots, on_decode, of[1], ACROSS_BATCH),
+                baseline_evidence(self.decode.knots, on_decode, of[2]),
             )
-        return compose(jnp, work, status, found, parts)
+            parts = jax.tree.map(lambda x: x.reshape(shape), parts)
+        return estimate_of(jnp, ms.reshape(shape), rank_status.reshape(shape), parts)
 
     def on_host(self, work: Work, *, evidence: bool = False) -> Estimate:
         """`__call__` for a few queries, in plain numbers: the same bits and no compile."""
         check_width(self.verify_width, self.execution, self.native_ar_only)
-        work, status = askable(np, work, self.verify_width)
-        status = self._round_limits(np, work, status)
-        shape = status.shape
-        zero = np.zeros(shape, np.uint32)
-        counts = [
-            np.broadcast_to(zero if x is None else x, shape).ravel().tolist()
-            for x in (getattr(work, name) for name in COUNTS)
-        ]
+        shape = (*work.shape, work.ranks)
+        asked, status = askable(np, flat_counts(work), self.verify_width)
+        status = self._round_limits(np, asked, status, shape)
         ms, answers = np.full((3, status.size), np.nan), []
-        for i, (requests, tokens, cached, batch, kv) in enumerate(zip(*counts, strict=True)):
+        for i, (requests, tokens, cached, batch, kv) in enumerate(plain_counts(asked)):
             prefill = self.walk_prefill(requests, tokens, cached) if tokens else REFUSED
             decode = self.walk_decode(batch, kv) if batch else REFUSED
             baseline = self.walk_decode.baseline(decode) if tokens else REFUSED
             answers.append((prefill, decode, baseline))
-            for phase, answer in enumerate(answers[-1]):
-                if answer.ms is not None:
-                    ms[phase, i] = answer.ms
-        ms = ms.reshape(3, *shape)
+            ms[:, i] = [np.nan if a.ms is None else a.ms for a in answers[-1]]
+        rank_ms, rank_status = compose(np, asked, status, Lookups(*ms, *self._missing(np)))
         parts = None
         if evidence:
-            ok = status.ravel() == OK
+            ok = status == OK
             walks = (self.walk_prefill, self.walk_decode, self.walk_decode)
-            ms = np.where(status == OK, ms, np.nan)
-            parts = Parts(*ms, *(collect_evidence(w, [a[i] for a in answers], ok, shape) for i, w in enumerate(walks)))
-        return compose(np, work, status, Lookups(*ms, *self._missing(np)), parts)
+            each = [collect_evidence(w, [a[i] for a in answers], ok) for i, w in enumerate(walks)]
+            parts = Parts(*np.where(ok, ms, np.nan), *each)
+            parts = jax.tree.map(lambda x: x.reshape(shape), parts)
+        return estimate_of(np, rank_ms.reshape(shape), rank_status.reshape(shape), parts)
 
     @cached_property
     def walk_decode(self) -> DecodeWalk:
@@ -139,10 +137,8 @@ class Direct:
 
     def explain(self, reason: Status, work: Work) -> str:
         """Why the first refusing rank of one iteration (fields [r]) is refused, and what is measured nearby."""
-        work, _ = askable(np, work, self.verify_width)
-        zero = np.zeros(work.ranks, np.uint32)
-        counts = [(zero if x is None else np.asarray(x)).tolist() for x in (getattr(work, name) for name in COUNTS)]
-        for rank, (requests, tokens, cached, batch, kv) in enumerate(zip(*counts, strict=True)):
+        asked, _ = askable(np, flat_counts(work), self.verify_width)
+        for rank, (requests, tokens, cached, batch, kv) in enumerate(plain_counts(asked)):
             if tokens and self.walk_prefill(requests, tokens, cached).ms is None:
                 query = f"prefill batch_size={requests}, total_prefill_tokens={tokens}, total_kv_read_tokens={cached}"
                 nearby = near_prefill(self.cell, requests, tokens, cached) if self.cell else ""
@@ -169,15 +165,34 @@ class Direct:
             xp.where(self.decode.rows > 0, NO_BATCH_BRACKET, NO_ROWS),
         )
 
-    def _round_limits(self, xp, work: Work, status):
+    def _round_limits(self, xp, work: Work, status, shape: tuple[int, ...]):
         """A measured speculative round is one rank's decode or prefill: nothing says how rounds compose."""
         if self.execution != "speculative_round":
             return status
-        prefill, decode = has_prefill(work), has_decode(work)
-        if prefill is not None and decode is not None:
-            status = xp.where(prefill & decode, INVALID, status)
-        busy = sum(x.astype(np.int32) for x in (prefill, decode) if x is not None)
-        return xp.where((busy > 0) & (xp.cumsum(busy > 0, axis=-1) > 1), INVALID, status)
+        prefill, decode = (
+            xp.zeros(status.shape, bool) if x is None else x for x in (has_prefill(work), has_decode(work))
+        )
+        busy = (prefill | decode).reshape(shape)
+        earlier = xp.cumsum(busy.astype(np.int32), axis=-1) > 1
+        return xp.where((prefill & decode) | (busy & earlier).reshape(status.shape), INVALID, status)
+
+
+def stored(needed: bool, x):
+    """x, kept in memory where several outputs are made of it: XLA would compute it once for each of them."""
+    return lax.optimization_barrier(x) if needed else x
+
+
+def flat_counts(work: Work) -> Work:
+    """Only the counts, every field [n... * r]: a trailing axis of length one costs XLA a third of its speed."""
+    counts = {name: getattr(work, name) for name in COUNTS}
+    return Work(**{name: x.reshape(-1) for name, x in counts.items() if x is not None})
+
+
+def plain_counts(work: Work) -> Iterator[tuple[int, ...]]:
+    """The five counts of every rank as Python integers."""
+    size = next(x.size for x in (getattr(work, name) for name in COUNTS) if x is not None)
+    zero = [0] * size
+    return zip(*(zero if x is None else x.tolist() for x in (getattr(work, name) for name in COUNTS)), strict=True)
 
 
 def check_width(verify_width: int, execution: str, native_ar_only: bool) -> None:
@@ -186,7 +201,7 @@ def check_width(verify_width: int, execution: str, native_ar_only: bool) -> None
         return
     if native_ar_only:
         raise CoverageError(
-            f"verify_width={verify_width} selects a native autoregressive CUDA cell, which times one token per request\n"
+            f"verify_width={verify_width} selects a native autoregressive CUDA cell, which times one row a request\n"
             "hint: measure speculative rounds, or ask with draft_length, which reads the cell at width 1",
             code="native_ar_only",
         )
