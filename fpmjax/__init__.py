@@ -6,6 +6,8 @@ Public names load on first use, so that `import fpmjax` costs nothing before jax
 from __future__ import annotations
 
 import importlib
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -82,6 +84,17 @@ def __getattr__(name: str) -> Any:
     value = getattr(importlib.import_module(f"fpmjax.{_HOME[name]}"), name)
     globals()[name] = value
     return value
+
+
+class _Package(ModuleType):
+    """Keeps `fpmjax.estimate` the function: an import of the submodule of that name would bind the module there."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in _HOME and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
 
 
 def __dir__() -> list[str]:
