@@ -7,7 +7,8 @@ code then reports `Status.INVALID_WORK`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any, NoReturn
 
 import jax
@@ -302,28 +303,33 @@ def _broadcast(array: Array, shape: tuple[int, ...]) -> Array:
 
 def _pack(iterations: list[list[RankMetrics]], shape: tuple[int, ...], ranks: int) -> Work:
     """Parsed iterations as arrays [*shape, ranks], the missing ranks idle."""
+    flat = list(chain.from_iterable(iterations))
+    columns = dict(zip(RankMetrics._fields, zip(*flat, strict=True), strict=True)) if flat else {}
     sizes = np.fromiter(map(len, iterations), np.intp, len(iterations))
     filled = np.arange(ranks) < sizes[:, None]
-    flat = [rank for iteration in iterations for rank in iteration]
 
-    def spread(values: Iterable, dtype: type, empty: int = 0) -> np.ndarray:
-        out = np.full(filled.shape, empty, dtype)
-        out[filled] = np.fromiter(values, dtype, len(flat))
-        return out.reshape(*shape, ranks)
+    def spread(values: Any, dtype: type, empty: int = 0) -> np.ndarray:
+        """One entry (or row) per parsed rank, put where the rank stands."""
+        values = np.asarray(values, dtype)
+        out = np.full((*filled.shape, *values.shape[1:]), empty, dtype)
+        out[filled] = values
+        return out.reshape(*shape, ranks, *values.shape[1:])
 
-    fields: dict[str, Array] = {name: spread((getattr(m, name) for m in flat), np.uint32) for name in COUNTS}
-    fields |= {name: spread((getattr(m, name) for m in flat), np.float64) for name in VARIANCES}
-    if any(m.extend_lengths is not None for m in flat):
-        counts = [-1 if m.extend_lengths is None else len(m.extend_lengths) for m in flat]
-        width = max(0, *counts) if counts else 0
-        lists: dict[str, Array] = {"count": spread(counts, np.int32, empty=-1)}
-        for key, attribute in (("extend", "extend_lengths"), ("past", "past_kv_lengths")):
-            rows = np.zeros((*filled.shape, width), np.uint64)
-            padded = np.zeros((len(flat), width), np.uint64)
-            for row, m in zip(padded, flat, strict=True):
-                values = getattr(m, attribute) or ()
-                row[: len(values)] = values
-            rows[filled] = padded
-            lists[key] = rows.reshape(*shape, ranks, width)
-        fields["lists"] = RequestLists(**lists)
+    fields: dict[str, Array] = {name: spread(columns.get(name, ()), np.uint32) for name in COUNTS}
+    fields |= {name: spread(columns.get(name, ()), np.float64) for name in VARIANCES}
+    extend, past = (columns.get(name, ()) for name in ("extend_lengths", "past_kv_lengths"))
+    if any(lengths is not None for lengths in extend):
+        count = [-1 if lengths is None else len(lengths) for lengths in extend]
+        width = max(0, *count)
+        extend, past = (spread(_padded(lists, width), np.uint64) for lists in (extend, past))
+        fields["lists"] = RequestLists(**{"extend": extend, "past": past, "count": spread(count, np.int32, empty=-1)})
     return Work(**fields)
+
+
+def _padded(lists: Sequence[tuple[int, ...] | None], width: int) -> np.ndarray:
+    """uint64 [lists, width], zeros after each list."""
+    rows = np.zeros((len(lists), width), np.uint64)
+    for row, lengths in zip(rows, lists, strict=True):
+        if lengths:
+            row[: len(lengths)] = lengths
+    return rows
