@@ -22,7 +22,6 @@ from runner import Case, main
 from scipy.interpolate import RegularGridInterpolator
 
 import fpmjax
-from fpmjax.data import embedded_table
 from fpmjax.speculative import speculative
 from fpmjax.work import Work
 
@@ -31,14 +30,20 @@ SEED = 20
 
 
 @functools.cache
-def model():
+def cell() -> fpmjax.Cell:
+    """What was measured."""
+    return fpmjax.load_cells(fpmjax.embedded_table()).select(tp=1)
+
+
+@functools.cache
+def model() -> fpmjax.Direct:
     """The model under test."""
-    return fpmjax.direct(fpmjax.load_cells(embedded_table()).select(tp=1))
+    return fpmjax.direct(cell())
 
 
 def curves() -> list[tuple[int, np.ndarray, np.ndarray]]:
     """(batch, KV totals int64 [m], ms [m]) of every decode curve."""
-    points = model().cell.decode
+    points = cell().decode
     return [
         (int(b), points.kv[points.batch == b], points.latency_ms[points.batch == b]) for b in np.unique(points.batch)
     ]
@@ -54,7 +59,7 @@ def decode_queries() -> tuple[np.ndarray, np.ndarray]:
 
 def prefill_queries() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Requests, new tokens and KV totals, uint32 [N]: single-request prefill over the measured domain."""
-    points = model().cell.prefill
+    points = cell().prefill
     rng = np.random.default_rng(SEED + 1)
     tokens = log_uniform(rng, points.tokens.min(), points.tokens.max())
     return np.full(N, points.batch[0], np.uint32), tokens, log_uniform(rng, 1, points.kv.max())

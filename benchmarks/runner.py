@@ -119,7 +119,7 @@ def environment() -> dict[str, str]:
 
 def table(title: str, results: Sequence[Result]) -> str:
     """The results as a Markdown table; it says which case is 1."""
-    rows = [("case", f"speed, `{results[0].reference}` = 1", "quartiles of the rounds")]
+    rows: list[tuple[str, ...]] = [("case", f"speed, `{results[0].reference}` = 1", "quartiles of the rounds")]
     rows += [(r.case, f"{r.ratio:.3g}", f"{r.low:.3g} to {r.high:.3g}") for r in results]
     width = [max(len(row[i]) for row in rows) for i in range(3)]
     rows.insert(1, tuple("-" * w for w in width))
