@@ -15,15 +15,15 @@ from fpmjax import __version__
 
 ROOT = Path(__file__).parent.parent
 TABLE = "fpmjax/data/fpm_forward_perf"
-MUST_CARRY = [
-    "fpmjax/__init__.py",
-    "fpmjax/py.typed",
-    "fpmjax/data/NOTICE.md",
-    f"{TABLE}.parquet",
-    f"{TABLE}.metadata.json",
-    *(f"fpmjax/data/sources/{path.name}" for path in sorted(ROOT.glob("fpmjax/data/sources/*"))),
-]
-MODULES = [str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("fpmjax/**/*.py"))]
+# By name what must never be lost, and whatever else the package holds.
+MUST_CARRY = sorted(
+    {"fpmjax/__init__.py", "fpmjax/py.typed", "fpmjax/data/NOTICE.md", f"{TABLE}.parquet", f"{TABLE}.metadata.json"}
+    | {
+        str(path.relative_to(ROOT))
+        for path in ROOT.glob("fpmjax/**/*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+)
 SDIST_ONLY = ["pyproject.toml", "README.md", "CHANGELOG.md", "LICENSE", "tests/conftest.py", "benchmarks/runner.py"]
 
 
@@ -34,7 +34,7 @@ def check_wheel(path: Path) -> list[str]:
         names = set(wheel.namelist())
         info = f"fpmjax-{__version__}.dist-info"
         licences = [f"{info}/licenses/{name}" for name in project["license-files"]]
-        wrong = missing(names, [*MUST_CARRY, *MODULES, *licences, f"{info}/METADATA", f"{info}/entry_points.txt"])
+        wrong = missing(names, [*MUST_CARRY, *licences, f"{info}/METADATA", f"{info}/entry_points.txt"])
         foreign = {name for name in names if PurePosixPath(name).parts[0] not in ("fpmjax", info)}
         wrong += [f"does not belong into the wheel: {name}" for name in sorted(foreign)]
         if wrong:
@@ -54,7 +54,7 @@ def check_sdist(path: Path) -> list[str]:
     """What is wrong with an sdist."""
     with tarfile.open(path) as sdist:
         names = {str(PurePosixPath(*PurePosixPath(name).parts[1:])) for name in sdist.getnames()}
-    return missing(names, [*MUST_CARRY, *MODULES, *SDIST_ONLY]) + litter(names)
+    return missing(names, [*MUST_CARRY, *SDIST_ONLY]) + litter(names)
 
 
 def missing(names: set[str], wanted: list[str]) -> list[str]:
