@@ -1,0 +1,81 @@
+"""The command `fpmjax`: data on stdout, everything else on stderr, no traceback for a user's mistake.
+
+Each subcommand is one module with `add(commands)`, which describes its arguments, and `run(args)`, which returns
+the exit code.  Whatever imports jax is imported inside `run`, so that help and inspection stay quick.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Sequence
+
+from fpmjax import __version__
+from fpmjax.cli import build, coverage, demo, estimate, inspect, selfcheck
+from fpmjax.cli.arguments import BAD_INPUT, NOT_COVERED, Parser
+from fpmjax.errors import CoverageError, FpmError
+
+INTERRUPTED, BROKEN_PIPE = 130, 141  # as a shell reports a process that SIGINT or SIGPIPE ended
+
+DESCRIPTION = """\
+How long does one forward pass of an LLM inference engine take?  Answers come from tables of measured engine
+steps; a question that no measurement supports is refused, never guessed.
+
+TABLE is a Parquet file with its .metadata.json beside it, a folder that holds such a pair, or the word
+`embedded` for the table inside this package (write ./embedded for a folder of that name).
+"""
+EPILOG = """\
+exit codes: 0 answered, 2 bad input, 3 nothing covered; 1 where selfcheck finds a different bit
+
+examples:
+  fpmjax demo
+  fpmjax estimate embedded --select tp=1 --batch 1,4,8 --kv-per-request 4096 --draft-length 1:4
+  fpmjax COMMAND --help
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; the exit code."""
+    if hasattr(sys.stdout, "reconfigure"):  # a model's or a file's name may not fit the terminal's encoding
+        sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    try:
+        args = parser().parse_args(argv)
+        code = args.run(args)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        return code
+    except SystemExit as stop:  # --help and --version
+        return int(stop.code or 0)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:  # the reader has seen enough
+        abandon_stdout()
+        return BROKEN_PIPE
+    except FpmError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return NOT_COVERED if isinstance(error, CoverageError) else BAD_INPUT
+    except OSError as error:
+        print(f"error: {error.filename or 'output'}: {error.strerror or error}", file=sys.stderr)
+        abandon_stdout()
+        return BAD_INPUT
+    except MemoryError:
+        print("error: out of memory\nhint: ask in smaller pieces", file=sys.stderr)
+        return BAD_INPUT
+
+
+def parser() -> Parser:
+    """The whole command line, described."""
+    top = Parser(prog="fpmjax", description=DESCRIPTION, epilog=EPILOG)
+    top.add_argument("--version", action="version", version=f"fpmjax {__version__}")
+    commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for command in (demo, inspect, estimate, coverage, build, selfcheck):
+        command.add(commands)
+    return top
+
+
+def abandon_stdout() -> None:
+    """Nobody reads stdout any more: what is still buffered must not fail again when Python exits."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

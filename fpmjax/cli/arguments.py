@@ -1,0 +1,198 @@
+"""Arguments that several commands share: lists of counts, and the table with its cell."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from fpmjax.errors import CellNotFoundError, FpmError
+
+if TYPE_CHECKING:
+    from fpmjax.tables.cell import Cell
+    from fpmjax.tables.cells import Cells
+    from fpmjax.tables.identity import Identity
+
+UNEQUAL, BAD_INPUT, NOT_COVERED = 1, 2, 3  # exit codes beside 0
+U32_MAX = 2**32 - 1
+MOST_VALUES = 1_000_000  # in one list, and queries in one product: what a terminal or one JSON document can carry
+LISTED = 8  # cells named when several match
+
+LIST = """\
+lists: 1,4,8 or ranges, both ends included: 1:64 (every one), 0:4096:512 (steps of 512), 512:65536:x2 (doubling)
+"""
+
+
+class UsageError(FpmError):
+    """The command line or an input file cannot be understood."""
+
+    default_code = "usage"
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse that keeps the line breaks of its texts, takes no abbreviations and raises instead of exiting."""
+
+    def __init__(self, **settings: Any):
+        settings.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        super().__init__(**settings, allow_abbrev=False)
+
+    def error(self, message: str) -> NoReturn:
+        hint = "" if "\nhint: " in message else f"\nhint: see `{self.prog} --help`"
+        raise UsageError(message + hint)
+
+
+def add_command(commands: Any, name: str, summary: str, run: Callable[..., int], *, about: str = "", examples: str):
+    """A subcommand's parser: `summary` in the list of commands, `about` and `examples` in its own help."""
+    parser = commands.add_parser(
+        name,
+        help=summary,
+        description=f"{summary[0].upper()}{summary[1:]}.\n\n{about}",
+        epilog=f"examples:\n{examples}",
+    )
+    parser.set_defaults(run=run)
+    return parser
+
+
+# Counts
+
+
+def counts(text: str) -> tuple[int, ...]:
+    """Comma-separated counts and ranges (`LIST`), in the order given; an argparse type."""
+    values: list[int] = []
+    for part in text.split(","):
+        span = expand(part.strip())
+        if len(values) + len(span) > MOST_VALUES:
+            raise argparse.ArgumentTypeError(f"{part!r} makes the list longer than {MOST_VALUES:,} values")
+        values.extend(span)
+    return tuple(values)
+
+
+def expand(part: str) -> range | list[int]:
+    """One count or one range."""
+    found = re.fullmatch(r"(\d+)(?::(\d+)(?::(x?)(\d+))?)?", part, re.ASCII)
+    if not found:
+        raise argparse.ArgumentTypeError(f"{shorten(part)} is not a count or a range\nhint: {LIST.strip()}")
+    begin, end, kind, step = found.groups()
+    first = count(begin)
+    if end is None:
+        return [first]
+    last, by = count(end), count(step or "1")
+    if last < first:
+        raise argparse.ArgumentTypeError(f"the range {part} ends before it begins")
+    if not kind:
+        if not by:
+            raise argparse.ArgumentTypeError(f"the range {part} has a step of 0")
+        return range(first, last + 1, by)
+    if by < 2 or not first:
+        raise argparse.ArgumentTypeError(f"the range {part} never ends: it needs a factor from 2 and a begin from 1")
+    values = [first]
+    while values[-1] * by <= last:
+        values.append(values[-1] * by)
+    return values
+
+
+def count(digits: str) -> int:
+    """One unsigned 32-bit count from ASCII digits."""
+    significant = digits.lstrip("0")
+    if len(significant) > 10 or int(significant or "0") > U32_MAX:
+        raise argparse.ArgumentTypeError(f"{shorten(digits)} is out of range: counts go from 0 to {U32_MAX}")
+    return int(significant or "0")
+
+
+def one_count(text: str) -> int:
+    """A single count from 1; an argparse type."""
+    if not re.fullmatch(r"\d+", text, re.ASCII) or not count(text):
+        raise argparse.ArgumentTypeError(f"{shorten(text)} is not a whole number from 1")
+    return count(text)
+
+
+def shorten(text: str, width: int = 40) -> str:
+    return repr(text) if len(text) <= width else f"{text[:width]!r}..."
+
+
+# Table and cell
+
+
+def add_table(parser: argparse.ArgumentParser) -> None:
+    """TABLE, --select and --json."""
+    parser.add_argument("table", metavar="TABLE", help="Parquet file, folder that holds the pair, or `embedded`")
+    parser.add_argument(
+        "--select",
+        metavar="FIELD=VALUE",
+        action="append",
+        default=[],
+        type=selection,
+        help="choose among several cells by identity, e.g. tp=2; may be repeated (default: the only cell)",
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON document on stdout (default: text)")
+
+
+def selection(text: str) -> tuple[str, Any]:
+    """`FIELD=VALUE` as a typed pair; an argparse type.  Unknown fields are left to `Cells.select`."""
+    from fpmjax.tables.identity import FLAGS, SIZES
+
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise argparse.ArgumentTypeError(f"{shorten(text)} is not FIELD=VALUE\nhint: for example --select tp=2")
+    if name in (*SIZES, "dcp"):
+        if value.lower() == "none":
+            return name, None
+        if not re.fullmatch(r"\d{1,10}", value, re.ASCII):
+            raise argparse.ArgumentTypeError(f"{name}={shorten(value)}: {name} is a whole number, or none")
+        return name, int(value)
+    if name in FLAGS:
+        if value.lower() not in ("true", "false"):
+            raise argparse.ArgumentTypeError(f"{name}={shorten(value)}: {name} is true or false")
+        return name, value.lower() == "true"
+    return name, value
+
+
+def open_cells(args: argparse.Namespace) -> Cells:
+    """The cells of the table that was named."""
+    from fpmjax.tables.load import load_cells
+
+    if args.table != "embedded":
+        return load_cells(args.table)
+    from fpmjax.data import embedded_table
+
+    return load_cells(embedded_table())
+
+
+def open_cell(args: argparse.Namespace) -> Cell:
+    """The one cell that --select leaves; otherwise an error that lists the flags which would tell them apart."""
+    cells, wanted = open_cells(args), dict(args.select)
+    try:
+        return cells.select(**wanted)
+    except CellNotFoundError as error:
+        if error.code != "cell_ambiguous":
+            raise
+    flags = separating_flags([identity for identity in cells if not identity.differences(wanted)])
+    lines = [f"  {flag}" for flag in flags[:LISTED]]
+    if len(flags) > LISTED:
+        lines.append(f"  and {len(flags) - LISTED} more, see `fpmjax inspect`")
+    raise UsageError(
+        f"{args.table} holds {len(flags)} cells that match; choose one with\n" + "\n".join(lines) + "\n"
+        f"hint: add {flags[0]}, or another of these",
+        code="cell_ambiguous",
+    )
+
+
+def separating_flags(identities: list[Identity]) -> list[str]:
+    """For each of several identities the fewest --select flags, field by field, that tell them all apart."""
+    from fpmjax.tables.identity import FIELDS
+
+    names: list[str] = []
+    seen = 1
+    for name in sorted(FIELDS, key=lambda field: field != "tp"):  # tp first: it is what people think of
+        kinds = len({tuple(getattr(i, n) for n in (*names, name)) for i in identities})
+        if kinds > seen:
+            names, seen = [*names, name], kinds
+    return [" ".join(f"--select {n}={flag_value(getattr(identity, n))}" for n in names) for identity in identities]
+
+
+def flag_value(value: Any) -> str:
+    import shlex
+
+    text = "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    return shlex.quote(text) if text else "''"

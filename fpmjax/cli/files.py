@@ -1,0 +1,102 @@
+"""Input files of the command: bytes from a path or stdin, gzip or not, and CSV with true line numbers."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import sys
+import zlib
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from fpmjax.cli.arguments import UsageError
+from fpmjax.cli.output import note
+
+GZIP, PARQUET = b"\x1f\x8b", b"PAR1"  # the first bytes of such files; a name proves nothing
+
+
+class Piecewise(io.RawIOBase):
+    """A gzip stream that hands out what it has before it complains about how it ends."""
+
+    def __init__(self, unpacked: gzip.GzipFile):
+        self.unpacked = unpacked
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer) -> int:
+        data = self.unpacked.read1(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+
+@contextmanager
+def open_input(name: str) -> Iterator[tuple[str, BinaryIO, bytes]]:
+    """(name for messages, stream, its first bytes) of a path, or of stdin for `-`; gzip is unpacked."""
+    label = "stdin" if name == "-" else name
+    with ExitStack() as opened:
+        try:
+            if name != "-" and Path(name).is_dir():
+                raise UsageError(f"{name} is a folder\nhint: name one file")
+            raw = sys.stdin.buffer if name == "-" else opened.enter_context(Path(name).open("rb"))
+        except ValueError as error:  # an embedded NUL
+            raise UsageError(f"{name!r} is not a path: {error}") from None
+        stream = opened.enter_context(io.BufferedReader(cast(io.RawIOBase, raw)))
+        if stream.peek(2)[:2] == GZIP:
+            unpacked = opened.enter_context(gzip.GzipFile(fileobj=stream))
+            stream = opened.enter_context(io.BufferedReader(Piecewise(unpacked)))
+        try:
+            head = stream.peek(4)[:4]
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise UsageError(f"{label} is not a readable gzip file: {error}") from None
+        yield label, stream, head
+
+
+def lines(label: str, stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """(number from 1, text) of every line that is not blank.
+
+    A gzip file that breaks off, as the newest segment of a running engine does, ends with a note.
+    """
+    number = 0
+    try:
+        for number, line in enumerate(stream, start=1):
+            if line.strip():
+                yield number, line
+    except EOFError:
+        note(f"{label} ends inside a gzip member; its {number} whole lines are used")
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise UsageError(f"{label} is damaged after line {number}: {error}") from None
+
+
+def csv_records(label: str, stream: BinaryIO) -> Iterator[tuple[int, list[str]]]:
+    """(line on which it begins, fields) of every record that is not blank; the header is the first.
+
+    Lines are counted as an editor counts them, those inside quotes included.
+    """
+    text = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")  # no line end is touched, CSV counts them
+    reader, begin = csv.reader(text, strict=True), 1
+    try:
+        for record in reader:
+            if any(field.strip() for field in record):
+                yield begin, record
+            begin = reader.line_num + 1
+    except csv.Error as error:
+        raise UsageError(f"{label}, line {begin}: not CSV: {error}") from None
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{label}, from line {begin}: not UTF-8 text: {error.reason}") from None
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise UsageError(f"{label} is damaged after line {begin}: {error}") from None
+
+
+def csv_header(label: str, records: Iterator[tuple[int, list[str]]]) -> list[str]:
+    """The column names; an empty file and a repeated name are refused."""
+    _, names = next(records, (1, []))
+    names = [name.strip() for name in names]
+    if not names:
+        raise UsageError(f"{label} is empty\nhint: its first line names the columns")
+    if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+        raise UsageError(f"{label}, line 1: column {twice[0]!r} occurs {names.count(twice[0])} times")
+    return names

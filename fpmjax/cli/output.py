@@ -1,0 +1,67 @@
+"""How answers are shown: aligned columns, numbers, JSON, and notes on stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+
+def aligned(headers: Sequence[str], rows: Sequence[Sequence[str]], *, left: Iterable[int] = ()) -> list[str]:
+    """Lines of a table, two blanks between its columns; columns are right-aligned except those in `left`."""
+    widths = [max(map(len, column)) for column in zip(headers, *rows, strict=True)]
+    left = set(left)
+
+    def line(row: Sequence[str]) -> str:
+        cells = (c.ljust(w) if i in left else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
+        return "  ".join(cells).rstrip()
+
+    return [line(headers), *map(line, rows)]
+
+
+def ms(value: float | None) -> str:
+    """Milliseconds for people: four decimals, or six digits where those would say little; `-` where there are none."""
+    if value is None or value != value:
+        return "-"
+    return f"{value:.4f}" if value == 0 or 1e-2 <= abs(value) < 1e9 else f"{value:.6g}"
+
+
+def weight(value: float) -> str:
+    """A weight, or a share of one, in three decimals that never claim a whole that it is not."""
+    text = f"{value:.3f}"
+    return text if text not in ("0.000", "1.000") or value in (0, 1) else f"{value:.9g}"
+
+
+def percent(part: int, whole: int) -> str:
+    """A share in per cent, never rounded to 0 or 100 where it is not."""
+    if not whole:
+        return "-"
+    text = f"{100 * part / whole:.1f}%"
+    if text == "100.0%" and part < whole:
+        return ">99.9%"
+    return "<0.1%" if text == "0.0%" and part else text
+
+
+def span(low: int, high: int) -> str:
+    return f"{low:,}" if low == high else f"{low:,}..{high:,}"
+
+
+def number(value: Any) -> float | None:
+    """A float for JSON: NaN, which JSON does not have, as null."""
+    return None if value != value else float(value)
+
+
+def print_json(document: dict[str, Any]) -> None:
+    """One JSON document; ASCII, so that it survives any terminal, and NaN refused rather than written."""
+    print(json.dumps(document, indent=1, allow_nan=False))
+
+
+def note(text: str) -> None:
+    """Something worth knowing beside the data."""
+    print(f"note: {text}", file=sys.stderr)
+
+
+def breakdown(reasons: dict[str, int]) -> str:
+    """`2 decode_no_two_sided_batch_bracket, 1 no_rows`"""
+    return ", ".join(f"{count:,} {word}" for word, count in reasons.items())

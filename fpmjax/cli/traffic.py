@@ -1,0 +1,223 @@
+"""Traffic: the iterations that an engine ran or will run, read in blocks so that its length does not matter."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
+
+import numpy as np
+
+from fpmjax.cli.arguments import UsageError, count
+from fpmjax.cli.files import PARQUET, csv_header, csv_records, lines, open_input
+from fpmjax.cli.output import note
+from fpmjax.errors import MetricsError
+from fpmjax.metrics import _decode_json as decode_json
+
+if TYPE_CHECKING:
+    from fpmjax.work import Work
+
+BLOCK = 1 << 14  # iterations; one compiled size
+
+# Column of a CSV or Parquet file -> field of Work: its own name, the engine's, and the short one of a decode sweep.
+COLUMNS = {
+    "prefill_requests": "prefill_requests",
+    "num_prefill_requests": "prefill_requests",
+    "prefill_tokens": "prefill_tokens",
+    "sum_prefill_tokens": "prefill_tokens",
+    "prefill_kv": "prefill_kv",
+    "sum_prefill_kv_tokens": "prefill_kv",
+    "decode_requests": "decode_requests",
+    "num_decode_requests": "decode_requests",
+    "batch": "decode_requests",
+    "decode_kv": "decode_kv",
+    "sum_decode_kv_tokens": "decode_kv",
+    "kv": "decode_kv",
+    "count": "count",
+}
+LARGEST_COUNT = 2**53  # sums of counts stay exact far beyond any file
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """Some iterations: work [n], how often each occurred int64 [n], and where each stands in the file."""
+
+    work: Work
+    count: np.ndarray
+    place: Sequence[str]
+
+
+def read_traffic(name: str) -> Iterator[Block]:
+    """The iterations of a file, a block at a time.
+
+    JSON lines: one iteration each, a rank dict, a list of rank dicts, or a trace row {"event": {"fpm": rank dict}}.
+    CSV or Parquet: one single-rank iteration per row, columns as in `COLUMNS`, absent ones 0; `count` says how
+    often the row occurred.
+    """
+    with open_input(name) as (label, stream, head):
+        if head == PARQUET:
+            read = from_parquet
+        elif head.lstrip(b" \t\r\n")[:1] in (b"{", b"["):
+            read = from_json
+        else:
+            read = from_csv
+        yield from read(label, stream)
+
+
+def from_json(label: str, stream: BinaryIO) -> Iterator[Block]:
+    source = lines(label, stream)
+    while block := list(islice(source, BLOCK)):
+        place = [f"line {number}" for number, _ in block]
+        work = read_iterations(
+            label, place, [unwrap(label, at, line) for at, (_, line) in zip(place, block, strict=True)]
+        )
+        yield Block(work, np.ones(len(block), np.int64), place)
+
+
+def read_iterations(label: str, place: Sequence[str], items: list[Any]) -> Work:
+    """`Work.from_iterations`, its errors saying where in the file."""
+    from fpmjax.work import Work
+
+    try:
+        return Work.from_iterations(items)
+    except MetricsError as error:
+        found = re.match(r"iterations\[(\d+)\]: ", str(error))
+        if not found:
+            raise
+        text = f"{label}, {place[int(found[1])]}: {str(error)[found.end() :]}"
+        raise MetricsError(text, code=error.code) from None
+
+
+def unwrap(label: str, place: str, line: bytes) -> Any:
+    """The metrics in a trace row's envelope; any other line as it is."""
+    if b'"event"' not in line:
+        return line
+    try:
+        row = decode_json(line)
+    except MetricsError as error:
+        raise MetricsError(f"{label}, {place}: {error}", code=error.code) from None
+    if not isinstance(row, dict) or "event" not in row:
+        return row
+    event = row["event"]
+    if not isinstance(event, dict) or "fpm" not in event:
+        raise MetricsError(
+            f"{label}, {place}: the trace row carries no event.fpm\nhint: keep the rows of schema dynamo.fpm.trace.v1",
+            code="payload",
+        )
+    return event["fpm"]
+
+
+def metrics_file(name: str) -> tuple[Work, list[str]]:
+    """The iterations of a file and what to call them: one JSON document is one iteration, JSON lines are many."""
+    with open_input(name) as (label, stream, _):
+        text = list(lines(label, stream))
+    if not text:
+        raise UsageError(f"{label} is empty\nhint: give the metrics of one iteration as JSON, or one per line")
+    if len(text) > 1 and not stands_alone(text[0][1]):  # one document, written over many lines
+        text = [(text[0][0], b"".join(line for _, line in text))]
+    place = [f"line {number}" for number, _ in text]
+    items = [unwrap(label, at, line) for at, (_, line) in zip(place, text, strict=True)]
+    return read_iterations(label, place, items), place
+
+
+def stands_alone(line: bytes) -> bool:
+    """Whether a line is JSON by itself."""
+    try:
+        decode_json(line)
+    except MetricsError:
+        return False
+    return True
+
+
+def from_csv(label: str, stream: BinaryIO) -> Iterator[Block]:
+    records = csv_records(label, stream)
+    names = csv_header(label, records)
+    fields = known_columns(label, names)
+    while block := list(islice(records, BLOCK)):
+        place = [f"line {number}" for number, _ in block]
+        columns: dict[str, list[int]] = {field: [] for field in fields}
+        for at, (_, record) in zip(place, block, strict=True):
+            if len(record) != len(names):
+                raise UsageError(f"{label}, {at}: {len(record)} fields under {len(names)} column names")
+            for field, i in fields.items():
+                columns[field].append(whole_number(record[i], label, at, names[i]))
+        yield table_block(label, place, columns)
+
+
+def from_parquet(label: str, stream: BinaryIO) -> Iterator[Block]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        file = pq.ParquetFile(pa.BufferReader(stream.read()))
+        names = file.schema_arrow.names
+        fields = known_columns(label, names)
+        begin = 0
+        for batch in file.iter_batches(batch_size=BLOCK, columns=[names[i] for i in fields.values()]):
+            place = [f"row {begin + i}" for i in range(batch.num_rows)]
+            columns = {}
+            for field, i in fields.items():
+                column = batch.column(names[i])
+                if not pa.types.is_integer(column.type) or column.null_count:
+                    fault = "nulls" if column.null_count else f"type {column.type}"
+                    raise UsageError(f"{label}: column {names[i]} has {fault}, but counts are whole numbers")
+                columns[field] = column.to_numpy(zero_copy_only=False)
+            begin += batch.num_rows
+            yield table_block(label, place, columns)
+    except (pa.ArrowException, ValueError, KeyError, OSError) as error:
+        if isinstance(error, (UsageError, MetricsError)):
+            raise
+        raise UsageError(f"{label} is not a readable Parquet file: {str(error)[:200]}") from None
+
+
+def known_columns(label: str, names: Sequence[str]) -> dict[str, int]:
+    """Field -> position of its column; other columns are not read, and that is said."""
+    fields: dict[str, int] = {}
+    for i, name in enumerate(names):
+        field = COLUMNS.get(name)
+        if field in fields:
+            raise UsageError(f"{label}: columns {names[fields[field]]!r} and {name!r} are the same quantity")
+        if field:
+            fields[field] = i
+    if not {"decode_requests", "prefill_requests"} & set(fields):
+        shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+        raise UsageError(
+            f"{label} has no column decode_requests or prefill_requests (found: {shown[:200]})\n"
+            f"hint: traffic is JSON lines of metrics, or columns named {', '.join(COLUMNS)}"
+        )
+    if ignored := [name for name in names if name not in COLUMNS]:
+        note(f"{label}: columns that are not read: {', '.join(ignored)[:200]}")
+    return fields
+
+
+def whole_number(text: str, label: str, place: str, column: str) -> int:
+    text = text.strip()
+    try:
+        if re.fullmatch(r"\d+", text, re.ASCII):
+            return count(text)
+    except argparse.ArgumentTypeError as error:
+        refuse(f"{label}, {place}, column {column}: {error}")
+    refuse(f"{label}, {place}, column {column}: {text[:40]!r} is not a whole number from 0")
+
+
+def refuse(text: str) -> NoReturn:
+    raise UsageError(text)
+
+
+def table_block(label: str, place: Sequence[str], columns: dict[str, Any]) -> Block:
+    from fpmjax.work import Work
+
+    number = np.asarray(columns.pop("count", np.ones(len(place), np.int64)))
+    if number.size and (number.min() < 0 or number.max() > LARGEST_COUNT):
+        refuse(f"{label}, {place[int(np.argmax((number < 0) | (number > LARGEST_COUNT)))]}: count is out of range")
+    try:
+        return Block(Work.of(**columns), number.astype(np.int64), place)
+    except MetricsError as error:
+        found = re.match(r"(\w+)\[(\d+)\]", str(error))
+        if not found:
+            raise
+        text = f"{label}, {place[int(found[2])]}: {found[1]}{str(error)[found.end() :]}"
+        raise MetricsError(text, code=error.code) from None
