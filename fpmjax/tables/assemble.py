@@ -32,6 +32,7 @@ def assemble(
     artifact's are kept as they are.
     """
     given = dict(_columns(rows))
+    _check_names(given)
     fill = {
         **{"cell_id": "cell-0", "weight_quantization": "", "partition_policy": PARTITION_POLICY},
         **({"measurement_policy": policy.name} if policy.self_named else {}),
@@ -47,7 +48,6 @@ def assemble(
     for name in required_columns(schema_version, policy):
         if name not in values:
             raise TableError(f'rows lack the column "{name}"\nhint: {_hint(name, policy)}', code="column_missing")
-    _check_names(given)
     order = [name for name in (*TYPES, *values) if name in values]
     arrays = {name: _array(name, values[name], count) for name in dict.fromkeys(order)}
     return pa.table(arrays)
@@ -116,7 +116,7 @@ def _only_full_text(given: dict[str, Any], fill: dict[str, Any]) -> None:
 def _check_names(given: dict[str, Any]) -> None:
     known = list(TYPES)
     for name in given:
-        close = ["model_path"] if name == "model" else difflib.get_close_matches(name, known, 1, cutoff=0.85)
+        close = ["model_path"] if name == "model" else difflib.get_close_matches(name, known, 1, cutoff=0.8)
         if name not in TYPES and close and close[0] not in given:
             raise TableError(
                 f'rows hold a column "{name}", which no reader knows\nhint: did you mean {close[0]}?',

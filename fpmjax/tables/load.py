@@ -60,9 +60,9 @@ def load_cells(
             code="fake_kv",
         )
     sidecar_path = parquet_path.with_suffix(SIDECAR_SUFFIX)
-    if not parquet_path.is_file():
+    if not os.path.isfile(parquet_path):
         raise TableError(_nothing_at(parquet_path), code="not_collected")
-    if not sidecar_path.is_file():
+    if not os.path.isfile(sidecar_path):
         raise TableError(
             f"FPM database is missing its metadata sidecar: {sidecar_path}\n"
             "hint: the Parquet file and its .metadata.json are one artifact; fetch both",
@@ -151,17 +151,11 @@ def _parquet_path(path: str | os.PathLike[str]) -> Path:
     found = Path(text)
     if found.name.endswith(SIDECAR_SUFFIX):
         return found.with_name(found.name.removesuffix(SIDECAR_SUFFIX) + ".parquet")
-    try:
-        return found / DEFAULT_NAME if found.is_dir() else found
-    except ValueError:  # an embedded NUL, before Python 3.13
-        return found
+    return found / DEFAULT_NAME if os.path.isdir(found) else found
 
 
 def _nothing_at(path: Path) -> str:
-    try:
-        others = sorted(p.name for p in path.parent.glob("*.parquet")) if path.parent.is_dir() else []
-    except (OSError, ValueError):
-        others = []
+    others = sorted(p.name for p in path.parent.glob("*.parquet")) if os.path.isdir(path.parent) else []
     hint = f"{path.parent} has {', '.join(others[:5])}" if others else f"the default name is {DEFAULT_NAME}"
     return f"File does not exist at {path}. No fpm_forward data collected for this backend/version\nhint: {hint}"
 

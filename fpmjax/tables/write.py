@@ -55,6 +55,8 @@ def write_table(
     """
     rule = _policy(policy, schema_version)
     table = assemble(rows, identity, rule, schema_version)
+    if not table.num_rows:
+        raise TableError("no rows to write\nhint: a table needs at least one measured iteration", code="empty")
     buffer = pa.BufferOutputStream()
     pq.write_table(table, buffer, compression="zstd")
     parquet = buffer.getvalue().to_pybytes()
@@ -108,7 +110,7 @@ def _policy(name: str, schema_version: int) -> Policy:
 def _sidecar(
     table: pa.Table, policy: Policy, schema_version: int, parquet: bytes, extra: Mapping[str, Any] | None
 ) -> bytes:
-    first = {name: table.column(name)[0].as_py() for name in DATABASE if table.num_rows}
+    first = {name: table.column(name)[0].as_py() for name in DATABASE}
     fields = {
         "schema_name": SCHEMA_NAME,
         "schema_version": schema_version,
