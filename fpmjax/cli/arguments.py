@@ -148,6 +148,16 @@ def selection(text: str) -> tuple[str, Any]:
     return name, value
 
 
+def selected(args: argparse.Namespace) -> dict[str, Any]:
+    """The fields of --select."""
+    fields: dict[str, Any] = {}
+    for name, value in args.select:
+        if name in fields:
+            raise UsageError(f"--select {name} is given twice\nhint: a cell has one {name}")
+        fields[name] = value
+    return fields
+
+
 def open_cells(args: argparse.Namespace) -> Cells:
     """The cells of the table that was named."""
     from fpmjax.tables.load import load_cells
@@ -161,7 +171,7 @@ def open_cells(args: argparse.Namespace) -> Cells:
 
 def open_cell(args: argparse.Namespace) -> Cell:
     """The one cell that --select leaves; otherwise an error that lists the flags which would tell them apart."""
-    cells, wanted = open_cells(args), dict(args.select)
+    wanted, cells = selected(args), open_cells(args)
     try:
         return cells.select(**wanted)
     except CellNotFoundError as error:

@@ -7,10 +7,10 @@ import json
 import re
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from fpmjax.cli.arguments import UsageError, add_command
-from fpmjax.cli.files import PARQUET, csv_header, csv_records, open_input
+from fpmjax.cli.files import PARQUET, csv_header, csv_records, open_input, whole
 from fpmjax.cli.output import note
 from fpmjax.errors import FpmError, TableError
 from fpmjax.tables.policy import POLICIES, SINGLE_SAMPLE
@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
 def read_identity(name: str) -> dict[str, Any]:
     """A JSON object; its fields are checked when the table is assembled."""
     with open_input(name) as (label, stream, _):
-        data = stream.read()
+        data = whole(label, stream)
     try:
         value = json.loads(data.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
@@ -117,7 +117,7 @@ class Measurements:
         self.lines: list[int] | None = None  # of a CSV file; a Parquet file counts rows
         self.unreadable: dict[int, str] = {}
         with open_input(name) as (self.label, stream, head):
-            self.columns = read_parquet(self.label, stream.read()) if head == PARQUET else self._read_csv(stream)
+            self.columns = read_parquet(self.label, stream) if head == PARQUET else self._read_csv(stream)
         self.size = self.columns.num_rows
         if not self.size:
             raise UsageError(f"{self.label} holds no rows\nhint: one measured iteration per row")
@@ -148,7 +148,7 @@ class Measurements:
         message = re.sub(r"^FPM (?:median )?row \d+:? ", "", message)
         return re.sub(r"\brow (\d+)\b", lambda found: self.place(int(found[1])), message)
 
-    def _read_csv(self, stream) -> pa.Table:
+    def _read_csv(self, stream: BinaryIO) -> pa.Table:
         import pyarrow as pa
 
         from fpmjax.tables.rows import TYPES
@@ -187,7 +187,7 @@ def reader(wanted: pa.DataType | None) -> Callable[[str], Any]:
     """Text of a CSV field -> a value of a column's type; empty is null; ValueError says what is expected."""
     kind = str(wanted)
     if kind == "int64":
-        return whole
+        return whole_number
     if kind == "double":
         return real
     if kind == "bool":
@@ -195,7 +195,7 @@ def reader(wanted: pa.DataType | None) -> Callable[[str], Any]:
     return str
 
 
-def whole(text: str) -> int | None:
+def whole_number(text: str) -> int | None:
     if not text:
         return None
     if not re.fullmatch(r"-?\d{1,18}", text, re.ASCII):
@@ -222,11 +222,11 @@ def flag(text: str) -> bool | None:
     return text.lower() == "true"
 
 
-def read_parquet(label: str, data: bytes) -> pa.Table:
+def read_parquet(label: str, stream: BinaryIO) -> pa.Table:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        return pq.read_table(pa.BufferReader(data))
+        return pq.read_table(pa.BufferReader(whole(label, stream)))
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:
         raise UsageError(f"{label} is not a readable Parquet file: {str(error)[:200]}") from None

@@ -12,7 +12,7 @@ import numpy as np
 
 from fpmjax import __version__
 from fpmjax.cli.arguments import NOT_COVERED, UsageError, add_command, add_table, counts, open_cell
-from fpmjax.cli.output import aligned, note, percent, print_json
+from fpmjax.cli.output import aligned, note, percent, print_json, wrapped
 from fpmjax.cli.queries import Asked, explain
 from fpmjax.cli.traffic import Block, read_traffic
 
@@ -182,5 +182,5 @@ def as_text(cell: Cell, tallies: list[Tally]) -> list[str]:
             at, why = t.example[code]
             name = f"draft length {t.draft}" if t.draft else "no draft"
             lines += ["", f"{name}: {count:,} refused, {Status(code).code}; first at {at}:"]
-            lines += [f"  {line}" for line in why.splitlines()]
+            lines += wrapped(why)
     return lines

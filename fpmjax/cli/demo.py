@@ -11,7 +11,7 @@ from fpmjax import __version__
 from fpmjax.cli.arguments import add_command
 from fpmjax.cli.evidence import Details, in_short
 from fpmjax.cli.inspect import batches_of, clock
-from fpmjax.cli.output import aligned, ms, span
+from fpmjax.cli.output import aligned, ms, span, wrapped
 
 if TYPE_CHECKING:
     from fpmjax.tables.cell import Cell
@@ -117,16 +117,6 @@ def refusal(cell: Cell) -> list[str]:
         raise AssertionError("the demo's refused query is answered")
     asked = f"Batch {batch} at {each:,} KV per request, draft length {depth}"
     return [f"Where nothing is measured there is no answer.  {asked}:", *wrapped(why)]
-
-
-def wrapped(text: str, width: int = 112) -> list[str]:
-    import textwrap
-
-    return [
-        line
-        for part in text.splitlines()
-        for line in textwrap.wrap(part, width, initial_indent="  ", subsequent_indent="  ")
-    ]
 
 
 def next_steps() -> list[str]:

@@ -132,7 +132,7 @@ def as_json(asked: Asked, result: Any, details: Details | None):
                 "draft_length": int(result.draft_length[i]),
                 "scaling_factor": float(result.scaling_factor[i]),
                 "stp_latency_ms": number(result.stp.latency_ms[i]),
-                "calibrated": bool(result.calibrated[i]),
+                "calibrated": bool(result.calibrated[i]) and Status(status).answered,
             }
         if details is not None:
             answer["ranks"] = details.ranks(i)
@@ -176,7 +176,7 @@ def as_text(asked: Asked, answers: list[dict[str, Any]]) -> list[str]:
     if asked.depth is not None:
         column("= factor", [f"{a['scaling_factor']:g}" for a in answers])
         column("x STP ms", [ms(a["stp_latency_ms"]) for a in answers])
-        column("in study", ["yes" if a["calibrated"] else "no" for a in answers])
+        column("in study", ["-" if a["latency_ms"] is None else "yes" if a["calibrated"] else "no" for a in answers])
     if asked.label is not None and any(len(a["work"]) > 1 for a in answers):
         column("slowest rank", ["-" if a["rank"] < 0 else str(a["rank"]) for a in answers])
     left: tuple[int, ...] = ()

@@ -15,6 +15,7 @@ from typing import BinaryIO, cast
 from fpmjax.cli.arguments import UsageError
 from fpmjax.cli.output import note
 
+DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error)  # what a gzip stream raises
 GZIP, PARQUET = b"\x1f\x8b", b"PAR1"  # the first bytes of such files; a name proves nothing
 
 
@@ -50,9 +51,17 @@ def open_input(name: str) -> Iterator[tuple[str, BinaryIO, bytes]]:
             stream = opened.enter_context(io.BufferedReader(Piecewise(unpacked)))
         try:
             head = stream.peek(4)[:4]
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        except DAMAGED as error:
             raise UsageError(f"{label} is not a readable gzip file: {error}") from None
         yield label, stream, head
+
+
+def whole(label: str, stream: BinaryIO) -> bytes:
+    """Everything that is left."""
+    try:
+        return stream.read()
+    except DAMAGED as error:
+        raise UsageError(f"{label} is not a readable gzip file: {error}") from None
 
 
 def lines(label: str, stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
@@ -76,18 +85,19 @@ def csv_records(label: str, stream: BinaryIO) -> Iterator[tuple[int, list[str]]]
 
     Lines are counted as an editor counts them, those inside quotes included.
     """
-    text = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")  # no line end is touched, CSV counts them
-    reader, begin = csv.reader(text, strict=True), 1
+    begin = 1
     try:
-        for record in reader:
-            if any(field.strip() for field in record):
-                yield begin, record
-            begin = reader.line_num + 1
+        with io.TextIOWrapper(stream, encoding="utf-8-sig", newline="") as text:  # CSV counts the line ends itself
+            reader = csv.reader(text, strict=True)
+            for record in reader:
+                if any(field.strip() for field in record):
+                    yield begin, record
+                begin = reader.line_num + 1
     except csv.Error as error:
         raise UsageError(f"{label}, line {begin}: not CSV: {error}") from None
     except UnicodeDecodeError as error:
         raise UsageError(f"{label}, from line {begin}: not UTF-8 text: {error.reason}") from None
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+    except DAMAGED as error:
         raise UsageError(f"{label} is damaged after line {begin}: {error}") from None
 
 

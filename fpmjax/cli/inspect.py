@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fpmjax.cli.arguments import add_command, add_table, open_cells
+from fpmjax.cli.arguments import add_command, add_table, open_cells, selected
 from fpmjax.cli.output import aligned, print_json, span
 from fpmjax.errors import CellNotFoundError
 from fpmjax.tables.policy import POLICIES
@@ -37,7 +37,7 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    cells, wanted = open_cells(args), dict(args.select)
+    wanted, cells = selected(args), open_cells(args)
     chosen = matching(cells, wanted)
     if args.json:
         print_json(table_document(cells) | {"cells": [cell_document(cell) for cell in chosen]})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -45,6 +46,12 @@ def percent(part: int, whole: int) -> str:
 
 def span(low: int, high: int) -> str:
     return f"{low:,}" if low == high else f"{low:,}..{high:,}"
+
+
+def wrapped(text: str, width: int = 112) -> list[str]:
+    """An explanation as indented lines of a readable length."""
+    indent = {"initial_indent": "  ", "subsequent_indent": "  "}
+    return [line for part in text.splitlines() for line in textwrap.wrap(part, width, **indent)]  # type: ignore[arg-type]
 
 
 def number(value: Any) -> float | None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 import numpy as np
 
 from fpmjax.cli.arguments import UsageError, count
-from fpmjax.cli.files import PARQUET, csv_header, csv_records, lines, open_input
+from fpmjax.cli.files import PARQUET, csv_header, csv_records, lines, open_input, whole
 from fpmjax.cli.output import note
 from fpmjax.errors import MetricsError
 from fpmjax.metrics import _decode_json as decode_json
@@ -152,7 +152,7 @@ def from_parquet(label: str, stream: BinaryIO) -> Iterator[Block]:
     import pyarrow.parquet as pq
 
     try:
-        file = pq.ParquetFile(pa.BufferReader(stream.read()))
+        file = pq.ParquetFile(pa.BufferReader(whole(label, stream)))
         names = file.schema_arrow.names
         fields = known_columns(label, names)
         begin = 0
