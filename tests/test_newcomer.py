@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-import fpmjax
-
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 # (language, text) of every fenced block, in order
@@ -33,10 +31,7 @@ def test_python_examples_run(code, capsys):
 @pytest.mark.smoke
 @pytest.mark.parametrize(("script", "shown"), COMMANDS)
 def test_shell_examples_run_and_print_what_is_shown(script, shown, tmp_path):
-    # the command of this environment, and a folder that looks like a clone as far as the table's path goes
-    bin_path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    (tmp_path / "fpmjax").mkdir()
-    (tmp_path / "fpmjax" / "data").symlink_to(Path(fpmjax.__file__).parent / "data")
+    bin_path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # this environment's command
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", script],
         cwd=tmp_path,
@@ -46,8 +41,8 @@ def test_shell_examples_run_and_print_what_is_shown(script, shown, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
-    missing = [line for line in shown.splitlines() if line.strip() not in ("", "...") and line not in done.stdout]
-    assert not missing
+    printed = {" ".join(line.split()) for line in done.stdout.splitlines()}  # columns may move, words may not
+    assert not {" ".join(line.split()) for line in shown.splitlines()} - printed
 
 
 def test_both_setup_lines_are_one_line_and_are_what_ci_runs():
