@@ -24,7 +24,15 @@ MUST_CARRY = sorted(
         if path.is_file() and "__pycache__" not in path.parts
     }
 )
-SDIST_ONLY = ["pyproject.toml", "README.md", "CHANGELOG.md", "LICENSE", "tests/conftest.py", "benchmarks/runner.py"]
+SDIST_ONLY = [
+    ".ci/run",
+    "pyproject.toml",
+    "README.md",
+    "CHANGELOG.md",
+    "LICENSE",
+    "tests/conftest.py",
+    "benchmarks/runner.py",
+]
 
 
 def check_wheel(path: Path) -> list[str]:
