@@ -273,6 +273,10 @@ def test_relabelling_is_refused_where_rows_show_it_and_said_where_they_do_not(tm
         ({"dp": 2}, "speculative_topology"),
         ({"cp": None}, "speculative_topology"),
         ({"moe_ep": 2}, "speculative_topology"),
+        ({"tp": None}, "speculative_topology"),
+        ({"tp": 0}, "speculative_topology"),
+        ({"enable_wideep": True}, "speculative_topology"),
+        ({"enable_eplb": True}, "speculative_topology"),
         ({"engram_residency": "hbm_tp_sharded"}, "speculative_topology"),
         ({"input_modality": None}, "speculative_topology"),
         ({"pp": 2, "dcp": [None, 1, 1, 1, 1, 1]}, "speculative_topology"),
@@ -283,5 +287,9 @@ def test_relabelling_is_refused_where_rows_show_it_and_said_where_they_do_not(tm
 )
 def test_rounds_are_pure_tensor_parallel_text(tmp_path, changes, code):
     rounds = {"measurement_policy": ROUND, "execution_profile": PROFILE} | changes
-    path = seal(tmp_path, table(AR_ROWS | rounds, {"cp": pa.int64()}), AR_SIDECAR | {"measurement_policy": ROUND})
+    path = seal(
+        tmp_path,
+        table(AR_ROWS | rounds, {"cp": pa.int64(), "tp": pa.int64()}),
+        AR_SIDECAR | {"measurement_policy": ROUND},
+    )
     assert code_of(path) == code

@@ -212,14 +212,17 @@ def _execution(rows: Rows, declared: Declared) -> Iterator[Fault]:
             "a whole round and a plain step are different measurements; relabelling one does not make it the other",
         )
     ones = [rows[name].equals(1) for name in ("pp", "dp", "cp", "moe_ep")]
-    pure = np.logical_and.reduce(ones) & (rows["moe_tp"].equals(1) | (rows["moe_tp"].keys() == rows["tp"].keys()))
+    moe_tp, tp = rows["moe_tp"], rows["tp"]
+    pure = np.logical_and.reduce(ones) & (moe_tp.equals(1) | (moe_tp.keys() == tp.keys())) & (tp.values >= 1)
+    pure &= rows["enable_wideep"].equals(False) & rows["enable_eplb"].equals(False)
     text = rows["engram_residency"].equals("none") & rows["input_modality"].equals("text")
     vllm = declared.database["backend"] == "vllm"
     yield Fault(
         "speculative_topology",
         speculative & ~(pure & text & vllm),
         lambda i: f"FPM row {i}: speculative-round data requires vLLM pure TP, DP1/PP1/CP1 and text execution",
-        "pp, dp, cp and moe_ep are 1, moe_tp is 1 or tp, residency is none and modality is text",
+        "tp is at least 1, pp, dp, cp and moe_ep are 1, moe_tp is 1 or tp, wide EP and EPLB are off, "
+        "residency is none and modality is text",
     )
     if "dcp" in rows:
         yield from _u32(rows["dcp"], "dcp", "")
