@@ -16,7 +16,7 @@ from fpmjax.errors import TableError
 from fpmjax.tables.cell import Cell, Points
 from fpmjax.tables.cells import Cells
 from fpmjax.tables.checks import check_rows
-from fpmjax.tables.columns import group
+from fpmjax.tables.columns import absent, group
 from fpmjax.tables.heal import healed
 from fpmjax.tables.identity import FIELDS, Identity, column
 from fpmjax.tables.oddities import table_warnings
@@ -100,43 +100,40 @@ def read_pair(
 def _cells(rows: Rows, declared: Declared, label: str, fake_kv: str) -> list[Cell]:
     groups, first = group([c.keys() for c in identity_columns(rows)])
     order = np.argsort(groups, kind="stable")  # rows of a cell side by side, still in file order
-    ends = np.cumsum(np.bincount(groups))
-    members = np.split(order, ends[:-1])
-    return [_cell(rows, declared, label, fake_kv, int(i), mine) for i, mine in zip(first, members, strict=True)]
-
-
-def _cell(rows: Rows, declared: Declared, label: str, fake_kv: str, first: int, mine: np.ndarray) -> Cell:
-    batch, tokens, kv = (rows[name].values[mine] for name in COORDINATES)
-    latency = rows["latency_ms"].values[mine]
-    decode = rows["workload_kind"].equals("decode")[mine]
-    seed = rows.get("kv_seed_regime")
-    fake = seed.equals(FAKE_KV)[mine] if seed else np.zeros(len(mine), bool)
-    kept, counts = np.ones(len(mine), bool), {"fake_dropped": 0, "fake_healed": 0, "fake_kept": 0}
-    if fake_kv == "drop":
-        kept, counts["fake_dropped"] = ~fake, int(fake.sum())
-    else:
-        replaced = np.zeros(len(mine), bool)
-        if fake_kv == "heal" and seed:
-            latency, replaced = healed(batch, kv, latency, decode & fake, decode & seed.equals(REAL_KV)[mine])
-        counts["fake_healed"] = int(replaced.sum())
-        counts["fake_kept"] = int((fake & ~replaced).sum())
-
-    def points(phase: np.ndarray) -> Points:
-        chosen = phase & kept
-        return Points.of(batch[chosen], tokens[chosen], kv[chosen], latency[chosen], mine[chosen])
-
+    members = np.split(order, np.cumsum(np.bincount(groups))[:-1])
+    batch, tokens, kv = (rows[name].values for name in COORDINATES)
+    latency, decode = rows["latency_ms"].values, rows["workload_kind"].equals("decode")
+    seed = rows.get("kv_seed_regime") or absent("kv_seed_regime", len(latency))
+    fake, real = seed.equals(FAKE_KV), seed.equals(REAL_KV)
     names = rows["cell_id"]
-    return Cell(
-        identity=_identity(rows, first),
-        decode=points(decode),
-        prefill=points(~decode),
-        policy=declared.policy.name,
-        cell_ids=tuple(names.words[code] for code in dict.fromkeys(names.values[mine].tolist())),  # type: ignore[index]
-        digest=declared.digest,
-        path=label,
-        schema_version=declared.schema_version,
-        **counts,
-    )
+
+    def cell(start: int, mine: np.ndarray) -> Cell:
+        is_decode, is_fake, value = decode[mine], fake[mine], latency[mine]
+        used, replaced = np.ones(len(mine), bool), np.zeros(len(mine), bool)
+        if fake_kv == "drop":
+            used = ~is_fake
+        elif fake_kv == "heal":
+            value, replaced = healed(batch[mine], kv[mine], value, is_decode & is_fake, is_decode & real[mine])
+
+        def points(phase: np.ndarray) -> Points:
+            row = mine[phase & used]
+            return Points.of(batch[row], tokens[row], kv[row], value[phase & used], row)
+
+        return Cell(
+            identity=_identity(rows, start),
+            decode=points(is_decode),
+            prefill=points(~is_decode),
+            policy=declared.policy.name,
+            cell_ids=tuple(dict.fromkeys(names.at(row) for row in mine)),
+            fake_dropped=int((~used).sum()),
+            fake_healed=int(replaced.sum()),
+            fake_kept=int((is_fake & used & ~replaced).sum()),
+            digest=declared.digest,
+            path=label,
+            schema_version=declared.schema_version,
+        )
+
+    return [cell(int(start), mine) for start, mine in zip(first, members, strict=True)]
 
 
 def _identity(rows: Rows, row: int) -> Identity:
