@@ -75,7 +75,7 @@ _HOME = {
     "SpeculationError": "errors",
     "DraftLengthTypeError": "errors",
 }
-__all__ = [*_HOME, "__version__"]
+__all__ = [*_HOME, "__version__"]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
+from collections.abc import Callable
 from contextlib import AbstractContextManager
+from typing import Any, TypeVar, cast, dataclass_transform
 
 import jax
 
 from fpmjax.errors import FpmError
+
+T = TypeVar("T")
 
 
 def x64() -> AbstractContextManager:
@@ -18,14 +23,12 @@ def x64() -> AbstractContextManager:
     """
     if hasattr(jax, "enable_x64"):
         return jax.enable_x64(True)
-    from jax.experimental import enable_x64  # jax 0.4.x
-
-    return enable_x64()
+    return importlib.import_module("jax.experimental").enable_x64()  # jax 0.4.x
 
 
 def require_x64() -> None:
     """Raise at trace time where float64 would silently become float32."""
-    if not jax.config.jax_enable_x64:
+    if not jax.config.jax_enable_x64:  # pyright: ignore[reportAttributeAccessIssue]
         raise FpmError(
             "fpmjax models are float64, but jax is in 32-bit mode here\n"
             "hint: wrap the call in `with fpmjax.x64():`, or use `fpmjax.estimate`, which does it for you",
@@ -33,12 +36,13 @@ def require_x64() -> None:
         )
 
 
-def pytree(*static: str):
+@dataclass_transform(frozen_default=True)
+def pytree(*static: str) -> Callable[[type[T]], type[T]]:
     """Class decorator: a frozen dataclass registered as a pytree; the fields named `static` are metadata."""
 
-    def register(cls):
+    def register(cls: type[T]) -> type[T]:
         cls = dataclasses.dataclass(frozen=True, eq=False)(cls)
-        names = [f.name for f in dataclasses.fields(cls)]
+        names = [f.name for f in dataclasses.fields(cast(Any, cls))]
         return jax.tree_util.register_dataclass(cls, [n for n in names if n not in static], list(static))
 
     return register

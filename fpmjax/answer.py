@@ -45,8 +45,8 @@ class Evidence:
     """
 
     resolution: Array
-    rows: tuple[Array, Array, Array, Array]
-    weights: tuple[Array, Array, Array, Array]
+    rows: tuple[Array, ...]
+    weights: tuple[Array, ...]
 
     @property
     def row(self) -> Array:
@@ -75,15 +75,24 @@ def no_evidence(xp: Any, shape: tuple[int, ...]) -> Evidence:
 class Parts:
     """The pieces an iteration is composed of, per rank; milliseconds are NaN where nothing was asked or found.
 
-    A mixed rank takes prefill_ms + max(decode_ms - baseline_ms, 0).
+    A mixed rank takes prefill_ms + max(decode_ms - baseline_ms, 0).  A model called directly leaves the fields of a
+    phase None where the work statically has none of it; `estimate` fills them in.
     """
 
     prefill_ms: Array
     decode_ms: Array
     baseline_ms: Array
-    prefill: Evidence
-    decode: Evidence
-    baseline: Evidence
+    prefill: Evidence | None
+    decode: Evidence | None
+    baseline: Evidence | None
+
+
+@pytree()
+class Correction:
+    """What an online correction did: float64 [n...] milliseconds before it, and the factor it applied."""
+
+    native_ms: Array
+    factor: Array
 
 
 @pytree()
@@ -93,17 +102,27 @@ class Estimate:
     latency_ms: float64 [n...]; NaN where refused, 0 where idle.
     status:     int8 [n...], a `fpmjax.Status`.
     rank:       int32 [n...], first of the slowest ranks; -1 where idle or refused.
-    native_ms:  float64 [n...], the answer before an online correction.
-    factor:     float64 [n...], that correction; 1 where there is none.
     parts:      per-rank pieces and evidence, or None unless asked for.
+    correction: None from a model that corrects nothing.
     """
 
     latency_ms: Array
     status: Array
     rank: Array
-    native_ms: Array
-    factor: Array
     parts: Parts | None = None
+    correction: Correction | None = None
+
+    @property
+    def native_ms(self) -> Array:
+        """float64 [n...], the answer before any online correction."""
+        return self.latency_ms if self.correction is None else self.correction.native_ms
+
+    @property
+    def factor(self) -> Array:
+        """float64 [n...], the online correction; ones where there is none."""
+        if self.correction is not None:
+            return self.correction.factor
+        return np.broadcast_to(np.float64(1), np.shape(self.latency_ms))
 
 
 @pytree()

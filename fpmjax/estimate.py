@@ -7,6 +7,7 @@ caller's jax settings.  Out: NumPy arrays, and exceptions where they were asked 
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections import deque
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ import numpy as np
 
 from fpmjax._jax import x64
 from fpmjax.answer import Estimate, SpeculativeEstimate, no_evidence
-from fpmjax.errors import SpeculationError
+from fpmjax.errors import FpmError, SpeculationError
 from fpmjax.refusal import raise_first_refusal
 from fpmjax.rule import PUBLISHED, SpeculativeRule
 from fpmjax.speculative import draft_lengths, is_published, refuse, require_eligible, speculate, widen_and_ask
@@ -50,8 +51,13 @@ def estimate(
         are, where the first is and what is measured nearby.  False: NaN and a `Status` there, numbers elsewhere.
     evidence: add the per-rank parts: resolution, rows of the Parquet file and weights.
 
-    Returns float64 NumPy arrays of the common shape; scalars for a single query.
+    Returns NumPy arrays of the common shape, float64 and to be read only; scalars for a single query.
     """
+    if not (callable(model) or hasattr(model, "on_host")):
+        raise FpmError(
+            f"estimate asks a model, not a {type(model).__name__}\nhint: make one first, e.g. fpmjax.direct(cell)",
+            code="not_a_model",
+        )
     if draft_length is None:
         if rule is not None:
             raise SpeculationError("a rule scales speculative rounds\nhint: give draft_length too", code="rule")
@@ -64,14 +70,18 @@ def estimate(
         shape = common_shape(work.shape, depth.shape)
         if depth.ndim:  # one depth for all stays a scalar, which costs the kernel no input
             depth, factor = np.broadcast_to(depth, shape), np.broadcast_to(factor, shape)
-    asked = spread(only_what_is_there(work, needs_lists=depth is not None, model=model), shape)
-    queries = int(np.prod(shape, dtype=np.int64))
+    queries = math.prod(shape)
     if queries * work.ranks <= SMALL and hasattr(model, "on_host"):
         ask = partial(model.on_host, evidence=evidence)
+        asked = work if shape == work.shape else spread(work, shape)
         result = ask(asked) if depth is None else speculate(np, ask, asked, depth, factor, is_published(rule))
     else:
+        asked = spread(only_what_is_there(work, needs_lists=depth is not None, model=model), shape)
         result = in_chunks(model, asked, depth, factor, shape, evidence=evidence, published=is_published(rule))
-    result = jax.tree.map(lambda x: x[()], result)
+    if depth is not None:
+        result = replace(result, draft_length=np.broadcast_to(depth.astype(np.int64), shape))
+    if not shape:
+        result = jax.tree.map(lambda x: x[()], result)  # the scalars of a single query
     if check:
         raise_first_refusal(model, work, result, draft_length)
     return result
@@ -118,7 +128,7 @@ def spread(work: Work, shape: tuple[int, ...]) -> Work:
 
 def in_chunks(model: Any, work: Work, depth: Any, factor: Any, shape: tuple[int, ...], **static: bool) -> Any:
     """`answer` over every query, in chunks of a few compiled sizes, two of them in flight."""
-    queries = int(np.prod(shape, dtype=np.int64))
+    queries = math.prod(shape)
     ranks = 1 << (work.ranks - 1).bit_length()  # idle ranks change nothing, and fewer rank counts compile
     arrays = (work, depth, factor)
     out: Any = None
@@ -128,11 +138,14 @@ def in_chunks(model: Any, work: Work, depth: Any, factor: Any, shape: tuple[int,
         nonlocal out
         while len(pending) > limit:
             where, result = pending.popleft()
-            result = jax.tree.map(np.asarray, result)
+            part = jax.tree.map(lambda x: np.asarray(x)[: where.stop - where.start], result)  # noqa: B023
+            if where.stop - where.start == queries:
+                out = part  # the only chunk: a view of the device's own output
+                return
             if out is None:
-                out = jax.tree.map(lambda x: np.empty((queries, *x.shape[1:]), x.dtype), result)
-            for whole, part in zip(jax.tree.leaves(out), jax.tree.leaves(result), strict=True):
-                whole[where] = part[: where.stop - where.start]
+                out = jax.tree.map(lambda x: np.empty((queries, *x.shape[1:]), x.dtype), part)
+            for whole, piece in zip(jax.tree.leaves(out), jax.tree.leaves(part), strict=True):
+                whole[where] = piece
 
     with x64():
         on_device = device_copy(model)
@@ -167,7 +180,7 @@ def rows(x: np.ndarray, where: slice, size: int, axes: int) -> np.ndarray:
     if x.flags.c_contiguous:
         part = x.reshape(-1, *rest)[where]
     else:
-        inner = int(np.prod(rest, dtype=np.int64))
+        inner = math.prod(rest)
         part = x.flat[where.start * inner : where.stop * inner].reshape(-1, *rest)
     if len(part) == size:
         return part
@@ -188,34 +201,18 @@ def pad_ranks(work: Work, ranks: int) -> Work:
 
 @partial(jax.jit, static_argnames=("evidence", "published"))
 def answer(model: Any, work: Work, depth: Any, factor: Any, *, evidence: bool, published: bool) -> Any:
-    """One chunk; fields that the host can fill in are left out, for every output costs memory bandwidth."""
+    """One chunk; what the host can fill in is left out, for every output costs memory bandwidth."""
     ask = partial(model, evidence=evidence)
     if depth is None:
-        return slim(model, ask(work), work)
+        return slim(ask(work), work)
     result, refusal = widen_and_ask(jnp, ask, work, depth, factor, published)
-    result = replace(result, stp=slim(model, result.stp, work), draft_length=None, scaling_factor=None)
+    result = replace(result, stp=slim(result.stp, work), draft_length=None, scaling_factor=None)
     return result, refusal
 
 
-def slim(model: Any, result: Estimate, work: Work) -> Estimate:
-    """The estimate without what follows from the work or the model: see `complete`."""
-    if work.ranks == 1:
-        result = replace(result, rank=None)
-    if not getattr(model, "corrects", False):
-        result = replace(result, native_ms=None, factor=None)
-    if result.parts is not None:
-        none = dict.fromkeys(not_asked(work))
-        result = replace(result, parts=replace(result.parts, **none))
-    return result
-
-
-def not_asked(work: Work) -> list[str]:
-    """Fields of `Parts` that no query of this work has."""
-    phases = {"prefill": work.prefill_tokens, "decode": work.decode_requests}
-    absent = [name for name, x in phases.items() if x is None]
-    if absent:
-        absent.append("baseline")
-    return [field for name in absent for field in (name, f"{name}_ms")]
+def slim(result: Estimate, work: Work) -> Estimate:
+    """The estimate without the rank of single-rank work."""
+    return replace(result, rank=None) if work.ranks == 1 else result
 
 
 def complete(result: Any, depth: Any, factor: Any, ranks: int) -> Any:
@@ -229,8 +226,6 @@ def complete(result: Any, depth: Any, factor: Any, ranks: int) -> Any:
     shape = result.latency_ms.shape
     if result.rank is None:
         result = replace(result, rank=(result.status == Status.OK).astype(np.int32) - np.int32(1))
-    if result.native_ms is None:
-        result = replace(result, native_ms=result.latency_ms, factor=np.broadcast_to(np.float64(1), shape))
     if result.parts is not None:
         parts = jax.tree.map(lambda x: x[..., :ranks], result.parts)
         for name in ("prefill", "decode", "baseline"):

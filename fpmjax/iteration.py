@@ -106,4 +106,4 @@ def slowest_rank(xp: Any, ms: Array, status: Array) -> tuple[Array, Array, Array
 def estimate_of(xp: Any, ms: Array, status: Array, parts: Parts | None = None) -> Estimate:
     """Per rank [n..., r] -> the estimate of a model without correction."""
     latency, status, rank = slowest_rank(xp, ms, status)
-    return Estimate(latency, status, rank, latency, xp.ones(latency.shape), parts)
+    return Estimate(latency, status, rank, parts)

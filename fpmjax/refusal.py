@@ -35,7 +35,7 @@ def raise_first_refusal(model: Any, work: Work, result: Estimate | SpeculativeEs
         check_range(draft_length)
     asked = at(work, first, status.ndim)
     text = ""
-    if draft_length is not None and reason in WIDENED:
+    if isinstance(result, SpeculativeEstimate) and reason in WIDENED:
         depth = np.broadcast_to(np.asarray(result.draft_length), status.shape)[first]
         text = f"draft_length={depth} widens every request to {int(depth) + 1} rows: "
         if reason.error is CoverageError:

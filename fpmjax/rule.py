@@ -14,7 +14,6 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from fpmjax.errors import SpeculationError
 
@@ -55,10 +54,10 @@ class SpeculativeRule:
                 return (intercept + slope * draft_length.astype(np.int64)) / np.float64(unit)
             rounded = [(intercept + slope * d) / unit for d in draft_length.ravel().tolist()]
             return np.array(rounded, np.float64).reshape(draft_length.shape)
-        # XLA turns a division by a constant into a product with its reciprocal, which is wrong in the last bit
-        # for hundreds of depths; behind the barrier the divisor is no constant.
+        # XLA turns a division by a constant, or by a broadcast of one, into a product with its reciprocal, which is
+        # wrong in the last bit for hundreds of depths.  A divisor that depends on each dividend is left alone.
         numerator = np.float64(intercept) + np.float64(slope) * draft_length.astype(np.float64)
-        return numerator / lax.optimization_barrier(jnp.full(jnp.shape(draft_length), np.float64(unit)))
+        return numerator / jnp.where(numerator >= 0, np.float64(unit), np.float64(1))
 
     def integers(self) -> tuple[int, int, int]:
         """(slope, intercept, unit): both coefficients as integers over one common denominator."""

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import operator
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
-import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from fpmjax._jax import require_x64
 from fpmjax.answer import SpeculativeEstimate
@@ -80,10 +80,12 @@ def refuse(xp: Any, result: SpeculativeEstimate, refusal: Array) -> SpeculativeE
     first = xp.expand_dims(xp.argmax(refused, axis=-1), -1)
     code, refused = xp.take_along_axis(refusal, first, -1)[..., 0], refused.any(-1)
     stp = result.stp
-    latency, native, scaled = (xp.where(refused, np.nan, x) for x in (stp.latency_ms, stp.native_ms, result.latency_ms))
+    latency, scaled = (xp.where(refused, np.nan, x) for x in (stp.latency_ms, result.latency_ms))
     rank, status = xp.where(refused, np.int32(-1), stp.rank), xp.where(refused, code, stp.status)
-    stp = replace(stp, latency_ms=latency, native_ms=native, rank=rank, status=status)
-    return replace(result, latency_ms=scaled, stp=stp)
+    if stp.correction is not None:
+        stp = replace(stp, correction=replace(stp.correction, native_ms=xp.where(refused, np.nan, stp.native_ms)))
+    stp = replace(stp, latency_ms=latency, rank=rank, status=status)
+    return replace(result, latency_ms=scaled, calibrated=result.calibrated & ~refused, stp=stp)
 
 
 def widen(xp: Any, work: Work, depth: Array, invalid: Array) -> tuple[Work, Array]:
@@ -175,14 +177,16 @@ def check_draft_length(value: Any) -> int:
     """One draft length as int; DraftLengthTypeError or SpeculationError otherwise (a 0-d integer array is one)."""
     depth = draft_lengths(value)
     if np.ndim(depth):
-        raise DraftLengthTypeError("draft_length must be one integer here, not an array", code="draft_length_type")
+        raise DraftLengthTypeError(
+            "draft_length must be one integer here, not an array\nhint: `fpmjax.estimate` takes many"
+        )
     check_range(value)
     return int(depth)
 
 
 def draft_lengths(value: Any) -> Array:
     """uint32 array of draft lengths, any shape, out-of-range ones as 0; DraftLengthTypeError for another type."""
-    if isinstance(value, jax.core.Tracer):
+    if isinstance(value, Tracer):
         if not jnp.issubdtype(value.dtype, np.integer):
             wrong_type(value.dtype)
         return value
@@ -208,7 +212,7 @@ def one_draft_length(value: Any) -> int:
         wrong_type(type(value).__name__)
 
 
-def wrong_type(name: Any) -> None:
+def wrong_type(name: Any) -> NoReturn:
     raise DraftLengthTypeError(
         f"draft_length must be an integer, not {name}\nhint: draft_length=3 drafts three tokens a round"
     )

@@ -68,6 +68,6 @@ class Wrapped:
         answer = self.model.on_host(work)
         if self.status is not None:
             nan = np.full_like(answer.latency_ms, np.nan)
-            answer = replace(answer, latency_ms=nan, native_ms=nan, rank=answer.rank * 0 - 1)
+            answer = replace(answer, latency_ms=nan, rank=answer.rank * 0 - 1)
             answer = replace(answer, status=np.full_like(answer.status, self.status))
         return answer

@@ -7,15 +7,15 @@ integer comparisons finish.  The float only chooses where to start, so its round
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from fpmjax._jax import pytree
+from fpmjax.answer import Array
 
 U32_MAX = 2**32 - 1
-MANTISSA_BITS = (4, 6, 8, 10, 12)  # the few table sizes in use, so that different tables share compiled code
+MANTISSA_BITS = (6, 9, 12)  # the few table sizes in use, so that different tables share compiled code
 STEPS = 2  # comparisons that are still cheaper than a larger bucket table (benchmarks/lookup.py)
 
 
@@ -28,8 +28,8 @@ class Axis:
     steps: most cell ends inside one bucket.
     """
 
-    last: jax.Array
-    start: jax.Array
+    last: Array
+    start: Array
     steps: int
 
 
@@ -61,7 +61,7 @@ def bucket(q, bits: int):
     return (pattern >> (23 - bits)) - (127 << bits)
 
 
-def locate(axis: Axis, q: jax.Array) -> jax.Array:
+def locate(axis: Axis, q: Array) -> Array:
     """Cell of each uint32 coordinate, int32 of the same shape."""
     cell = take(axis.start, bucket(q, mantissa_bits(axis)))
     for _ in range(axis.steps):
@@ -69,7 +69,7 @@ def locate(axis: Axis, q: jax.Array) -> jax.Array:
     return cell
 
 
-def take(x: jax.Array, i: jax.Array) -> jax.Array:
+def take(x: Array, i: Array) -> Array:
     """x[i] without bounds handling: every index here is made by the host's tables and lies inside."""
     try:
         return jnp.asarray(x).at[i].get(mode="promise_in_bounds", wrap_negative_indices=False)

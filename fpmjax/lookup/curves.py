@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import jax
 import numpy as np
 
 from fpmjax._jax import pytree
+from fpmjax.answer import Array
 from fpmjax.lookup.axis import U32_MAX
 
 
@@ -39,11 +39,11 @@ class Knots:
     checked: whether latencies are so absurd that their interpolation may overflow and must be looked at.
     """
 
-    x: jax.Array
-    ms: jax.Array
-    at: jax.Array
-    head: jax.Array
-    row: jax.Array
+    x: Array
+    ms: Array
+    at: Array
+    head: Array
+    row: Array
     checked: bool = False
 
 
@@ -59,7 +59,9 @@ def join(curves: list[Curve], latency_ms: np.ndarray, row: np.ndarray) -> tuple[
     sizes = np.array([c.x.size + 1 for c in curves], np.int64)
     head = np.append(0, np.cumsum(sizes))
     if not curves:  # two knots that are never read, so that gathers have something to point at
-        return Knots(*(np.zeros(2, t) for t in (np.uint32, np.float64, np.uint32, np.int32, np.int32))), head
+        gap = np.arange(2, dtype=np.uint32)
+        zeros = np.zeros(2, np.int32)
+        return Knots(gap, zeros.astype(np.float64), zeros.astype(np.uint32), zeros, zeros), head
     x = np.concatenate([np.append(c.x, c.x[-1] + 1) for c in curves]) & U32_MAX
     point = np.concatenate([np.append(c.point, c.point[-1]) for c in curves])
     at = np.repeat([c.at for c in curves], sizes)

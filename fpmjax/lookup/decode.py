@@ -14,10 +14,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-import jax
 import numpy as np
 
 from fpmjax._jax import pytree
+from fpmjax.answer import Array
 from fpmjax.errors import TableError
 from fpmjax.lookup.axis import Axis, cell_begins, compile_axis
 from fpmjax.lookup.curves import Knots, curves_by, join, read_positions
@@ -44,11 +44,11 @@ class DecodeTable:
     """
 
     kv: Axis
-    row: jax.Array
-    lo: jax.Array
-    hi: jax.Array
+    row: Array
+    lo: Array
+    hi: Array
     knots: Knots
-    rows: jax.Array
+    rows: Array
 
 
 def compile_decode(points: Points) -> DecodeTable:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fpmjax.answer import Evidence, Resolution, no_evidence
+from fpmjax.answer import Array, Evidence, Resolution
 from fpmjax.lookup.axis import take
 from fpmjax.lookup.curves import Knots
+from fpmjax.lookup.decode import DecodeTable
 from fpmjax.lookup.kernel import Support
 from fpmjax.lookup.prefill import PrefillTable
 from fpmjax.lookup.scalar import Answer, DecodeWalk, PrefillWalk
@@ -16,41 +16,42 @@ from fpmjax.lookup.scalar import Answer, DecodeWalk, PrefillWalk
 NONE, EXACT, WITHIN, ACROSS_BATCH, ACROSS_KV, ACROSS_TOKENS = (np.int8(r) for r in Resolution)
 
 
-def gather_evidence(knots: Knots, support: Support | None, asked: jax.Array, crossing) -> Evidence:
+def gather_evidence(knots: Knots, support: Support, asked: Array, crossing: Array) -> Evidence:
     """Support -> evidence; `asked` bool [...], `crossing` the resolution where two curves answer."""
-    if support is None:  # a phase that no query has
-        return no_evidence(jnp, asked.shape)
     found = asked & (support.lo >= 0)
     lo, hi, w = jnp.where(found, support.lo, 0), support.hi, support.across
-    weights = (
-        (1 - w) * (1 - support.along_lo),
-        (1 - w) * support.along_lo,
-        w * (1 - support.along_hi),
-        w * support.along_hi,
-    )
-    weights = tuple(jnp.where(found, x, 0.0) for x in weights)
-    corners = zip(weights, (lo, lo + 1, hi, hi + 1), strict=True)
-    rows = tuple(jnp.where(x > 0, take(knots.row, p), -1) for x, p in corners)
+    weights = [
+        jnp.where(found, x, 0.0)
+        for x in (
+            (1 - w) * (1 - support.along_lo),
+            (1 - w) * support.along_lo,
+            w * (1 - support.along_hi),
+            w * support.along_hi,
+        )
+    ]
+    rows = [jnp.where(x > 0, take(knots.row, p), -1) for x, p in zip(weights, (lo, lo + 1, hi, hi + 1), strict=True)]
     alone = jnp.where(support.along_lo == 0, EXACT, WITHIN)
     resolution = jnp.where(found, jnp.where(lo != hi, crossing, alone), NONE)
-    return Evidence(resolution, rows, weights)
+    return Evidence(resolution, (*rows,), (*weights,))
 
 
-def gather_prefill_evidence(table: PrefillTable, support: Support | None, asked: jax.Array) -> Evidence:
+def decode_evidence(table: DecodeTable, support: Support, asked: Array) -> Evidence:
+    """Evidence of decode lookups."""
+    return gather_evidence(table.knots, support, asked, ACROSS_BATCH)
+
+
+def prefill_evidence(table: PrefillTable, support: Support, asked: Array) -> Evidence:
     """Evidence of prefill lookups: which way they went is written in the knot itself."""
-    crossing = None if support is None else jnp.where(support.lo >= table.split, ACROSS_TOKENS, ACROSS_KV)
+    crossing = jnp.where(support.lo >= table.split, ACROSS_TOKENS, ACROSS_KV)
     return gather_evidence(table.knots, support, asked, crossing)
 
 
-def baseline_evidence(knots: Knots, support: Support | None, asked: jax.Array) -> Evidence:
+def baseline_evidence(table: DecodeTable, support: Support, asked: Array) -> Evidence:
     """Evidence of the mixed-pass baseline: the first point of each curve, crossed as the decode query was."""
-    if support is not None:
-        zero = jnp.zeros_like(support.across)
-        head = take(knots.head, jnp.maximum(support.lo, 0))
-        support = Support(
-            jnp.where(support.lo >= 0, head, -1), take(knots.head, support.hi), support.across, zero, zero
-        )
-    return gather_evidence(knots, support, asked, ACROSS_BATCH)
+    head, zero = table.knots.head, jnp.zeros_like(support.across)
+    lo = jnp.where(support.lo >= 0, take(head, jnp.maximum(support.lo, 0)), -1)
+    first = Support(lo, take(head, support.hi), support.across, zero, zero)
+    return gather_evidence(table.knots, first, asked, ACROSS_BATCH)
 
 
 def collect_evidence(walk: DecodeWalk | PrefillWalk, answers: list[Answer], ok: np.ndarray) -> Evidence:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 
+from fpmjax.answer import Array
 from fpmjax.lookup.axis import locate, take
 from fpmjax.lookup.curves import Knots
 from fpmjax.lookup.decode import DecodeTable
@@ -24,21 +24,21 @@ class Support(NamedTuple):
     across: weight of the upper curve; along_lo, along_hi: weight of the second knot on each curve.
     """
 
-    lo: jax.Array
-    hi: jax.Array
-    across: jax.Array
-    along_lo: jax.Array
-    along_hi: jax.Array
+    lo: Array
+    hi: Array
+    across: Array
+    along_lo: Array
+    along_hi: Array
 
 
-def find_decode(table: DecodeTable, batch: jax.Array, kv: jax.Array) -> tuple[jax.Array, jax.Array]:
+def find_decode(table: DecodeTable, batch: Array, kv: Array) -> tuple[Array, Array]:
     """Knots (lo, hi) of uint32 queries, int32, -1 where refused."""
     known = jnp.minimum(batch, jnp.uint32(table.row.shape[-1] - 1)).astype(jnp.int32)
     cell = take(table.row, known) + locate(table.kv, kv)
     return take(table.lo, cell), take(table.hi, cell)
 
 
-def find_prefill(table: PrefillTable, batch, tokens, kv) -> tuple[jax.Array, jax.Array]:
+def find_prefill(table: PrefillTable, batch, tokens, kv) -> tuple[Array, Array]:
     """Knots (lo, hi) of uint32 queries, int32, -1 where refused."""
     known = jnp.minimum(batch, jnp.uint32(table.site.shape[-1] - 1)).astype(jnp.int32)
     site = take(table.site, known)
@@ -47,19 +47,19 @@ def find_prefill(table: PrefillTable, batch, tokens, kv) -> tuple[jax.Array, jax
     return take(table.lo, row + column), take(table.hi, row + column)
 
 
-def read_curve(knots: Knots, p: jax.Array, q: jax.Array) -> tuple[jax.Array, jax.Array]:
+def read_curve(knots: Knots, p: Array, q: Array) -> tuple[Array, Array]:
     """Milliseconds of a curve at q between knots p and p + 1, and the weight of p + 1."""
     x, ms = take(knots.x, p), take(knots.ms, p)
     dx, gap = (q - x).astype(ms.dtype), (take(knots.x, p + 1) - x).astype(ms.dtype)
     return ms + (take(knots.ms, p + 1) - ms) * dx / gap, dx / gap
 
 
-def cross(u: jax.Array, v: jax.Array, two: jax.Array, step: jax.Array) -> jax.Array:
+def cross(u: Array, v: Array, two: Array, step: Array) -> Array:
     """u, or u + step where two curves answer; the select keeps XLA from fusing a product into the sum."""
     return u + jnp.where(two, step, 0.0)
 
 
-def read(knots: Knots, lo, hi, q, r, curve_order=None) -> tuple[jax.Array, Support]:
+def read(knots: Knots, lo, hi, q, r, curve_order=None) -> tuple[Array, Support]:
     """Two curves read at q and crossed at r -> (milliseconds, NaN where refused; their support).
 
     curve_order: where true, the crossing is evaluated like a curve (KV-first); elsewhere its weight is rounded first.
@@ -81,19 +81,19 @@ def read(knots: Knots, lo, hi, q, r, curve_order=None) -> tuple[jax.Array, Suppo
     return jnp.where(found, ms, jnp.nan), Support(lo, p_hi, across, along_lo, along_hi)
 
 
-def look_up_decode(table: DecodeTable, batch, kv) -> tuple[jax.Array, Support]:
+def look_up_decode(table: DecodeTable, batch, kv) -> tuple[Array, Support]:
     """Decode of `batch` requests over `kv` past tokens in total (uint32, one shape) -> (ms, support)."""
     return read(table.knots, *find_decode(table, batch, kv), kv, batch)
 
 
-def look_up_prefill(table: PrefillTable, batch, tokens, kv) -> tuple[jax.Array, Support]:
+def look_up_prefill(table: PrefillTable, batch, tokens, kv) -> tuple[Array, Support]:
     """Prefill of `tokens` new tokens beside `kv` cached ones (uint32, one shape) -> (ms, support)."""
     lo, hi = find_prefill(table, batch, tokens, kv)
     along_kv = lo >= table.split
     return read(table.knots, lo, hi, jnp.where(along_kv, kv, tokens), jnp.where(along_kv, tokens, kv), along_kv)
 
 
-def decode_baseline(table: DecodeTable, support: Support) -> jax.Array:
+def decode_baseline(table: DecodeTable, support: Support) -> Array:
     """Mixed passes: the curves that answered the decode query, each at its own first point, crossed alike."""
     knots = table.knots
     found = support.lo >= 0

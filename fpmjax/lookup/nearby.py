@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fpmjax.lookup.decode import OCTAVES, capture_rungs
+from fpmjax.lookup.decode import OCTAVES
 
 if TYPE_CHECKING:
     from fpmjax.tables.cell import Cell, Points
@@ -19,22 +19,16 @@ def near_decode(cell: Cell, batch: int, kv: int) -> str:
     if not batches.size:
         return "\nhint: measure decode passes, or ask for prefill only"
     below, above = batches[batches < batch], batches[batches > batch]
-    notes = []
-    if batch in batches:
-        notes.append(f"batch_size={batch} is measured for {span(points, batch)}")
-    if not above.size:
-        notes.append(f"the largest measured batch is {batches[-1]}, for {span(points, batches[-1])}")
-    elif not below.size:
-        notes.append(f"the smallest measured batch is {batches[0]}, for {span(points, batches[0])}")
-    else:
-        rungs = capture_rungs(batches)
-        for side in (below[-1], above[0]):
-            note = f"batch {side} is measured for {span(points, side)}"
-            if np.searchsorted(rungs, side) != np.searchsorted(rungs, batch):
-                note += " but stands in another capture regime"
-            elif abs(np.log2(side) - np.log2(batch)) > OCTAVES:
-                note += " but lies more than two octaves away"
-            notes.append(note)
+    notes = [f"batch_size={batch} is measured for {span(points, batch)}"] if batch in batches else []
+    rungs = np.array(cell.capture_rungs)
+    for side in (*below[-1:], *above[:1]):
+        note = f"batch {side} is measured for {span(points, side)}"
+        if np.searchsorted(rungs, side) != np.searchsorted(rungs, batch):
+            note += " but stands in another capture regime"
+        elif abs(np.log2(side) - np.log2(batch)) > OCTAVES:
+            note += " but lies more than two octaves away"
+        notes.append(note)
+    notes += [f"no {side} batch is measured" for side, of in (("smaller", below), ("larger", above)) if not of.size]
     nearest = batches[np.argmin(np.abs(np.log2(batches) - np.log2(max(batch, 1))))]
     return f"; {'; '.join(notes)}\nhint: batch_size={nearest} answers {span(points, nearest)}"
 

@@ -15,10 +15,10 @@ from __future__ import annotations
 from itertools import chain
 from typing import TYPE_CHECKING
 
-import jax
 import numpy as np
 
 from fpmjax._jax import pytree
+from fpmjax.answer import Array
 from fpmjax.errors import TableError
 from fpmjax.lookup.axis import Axis, cell_begins, compile_axis
 from fpmjax.lookup.curves import Curve, Knots, curves_by, join, read_positions
@@ -43,14 +43,14 @@ class PrefillTable:
 
     tokens: Axis
     kv: Axis
-    site: jax.Array
-    row: jax.Array
-    column: jax.Array
-    lo: jax.Array
-    hi: jax.Array
-    split: jax.Array
+    site: Array
+    row: Array
+    column: Array
+    lo: Array
+    hi: Array
+    split: Array
     knots: Knots
-    rows: jax.Array
+    rows: Array
 
 
 def compile_prefill(points: Points) -> PrefillTable:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -15,7 +15,9 @@ from fpmjax.lookup.prefill import PrefillTable, compile_prefill
 if TYPE_CHECKING:
     from fpmjax.tables.cell import Cell
 
-T = TypeVar("T", DecodeTable, PrefillTable, Axis, Knots)
+FLOORS = {1: (1024,), 2: (16, 128)}  # smallest padded sizes by dimensions: most small tables then look alike
+
+T = TypeVar("T", bound=DecodeTable | PrefillTable | Axis | Knots)
 
 
 def compile_cell(cell: Cell) -> tuple[DecodeTable, PrefillTable]:
@@ -24,17 +26,19 @@ def compile_cell(cell: Cell) -> tuple[DecodeTable, PrefillTable]:
 
 
 def pad(table: T) -> T:
-    """Every axis of every array up to a power of two by repeating its last entry.
+    """Every axis of every array up to a power of two, and not below a floor, by repeating its last entry.
 
     A batch past the end keeps meeting the refusing entry, a cell end past the end stays 2**32 - 1, and no other
     tail is ever read.  The bucket table of an `Axis` keeps its length, which carries its mantissa bits.
     """
-    changed = {}
+    changed: dict[str, Any] = {}
     for field in fields(table):
         value = getattr(table, field.name)
         if isinstance(value, (Axis, Knots)):
             changed[field.name] = pad(value)
         elif np.ndim(value) and field.name != "start":
-            widths = [(0, (1 << (n - 1).bit_length()) - n) for n in np.shape(value)]
+            shape = np.shape(value)
+            sizes = [max(low, 1 << (n - 1).bit_length()) for n, low in zip(shape, FLOORS[len(shape)], strict=True)]
+            widths = [(0, size - n) for n, size in zip(shape, sizes, strict=True)]
             changed[field.name] = np.pad(value, widths, mode="edge")
     return replace(table, **changed)

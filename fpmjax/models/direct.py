@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -13,18 +13,18 @@ import numpy as np
 from jax import lax
 
 from fpmjax._jax import pytree, require_x64
-from fpmjax.answer import Estimate, Parts, Resolution
-from fpmjax.errors import CoverageError
+from fpmjax.answer import Estimate, Parts
 from fpmjax.iteration import INVALID, OK, Lookups, askable, compose, estimate_of, has_decode, has_prefill
 from fpmjax.lookup.decode import DecodeTable
-from fpmjax.lookup.evidence import baseline_evidence, collect_evidence, gather_evidence, gather_prefill_evidence
+from fpmjax.lookup.evidence import baseline_evidence, collect_evidence, decode_evidence, prefill_evidence
 from fpmjax.lookup.kernel import decode_baseline, look_up_decode, look_up_prefill
 from fpmjax.lookup.nearby import near_decode, near_prefill
 from fpmjax.lookup.prefill import PrefillTable
 from fpmjax.lookup.scalar import REFUSED, DecodeWalk, PrefillWalk
 from fpmjax.lookup.tables import compile_cell
 from fpmjax.status import Status
-from fpmjax.work import COUNTS, Work
+from fpmjax.tables.cell import check_width
+from fpmjax.work import COUNTS, Array, Work
 
 if TYPE_CHECKING:
     from fpmjax.tables.cell import Cell
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 NO_ROWS, NO_BATCH_BRACKET, NO_PREFILL_SUPPORT = (
     np.int8(s) for s in (Status.NO_ROWS, Status.NO_BATCH_BRACKET, Status.NO_PREFILL_SUPPORT)
 )
-ACROSS_BATCH = np.int8(Resolution.ACROSS_BATCH)
 
 
 def direct(cell: Cell, *, verify_width: int = 1) -> Direct:
@@ -46,7 +45,7 @@ def direct(cell: Cell, *, verify_width: int = 1) -> Direct:
     """
     check_width(verify_width, cell.execution, cell.native_ar_only)
     decode, prefill = compile_cell(cell)
-    model = Direct(decode, prefill, verify_width, cell.execution, cell.native_ar_only)
+    model = Direct(decode, prefill, int(verify_width), cell.execution, cell.native_ar_only)
     object.__setattr__(model, "cell", cell)
     return model
 
@@ -90,17 +89,26 @@ class Direct:
         ms, rank_status = compose(jnp, asked, status, found)
         parts = None
         if evidence:
-            no = jnp.zeros(status.shape, bool)
-            of = [no if x is None else x & (status == OK) for x in (prefill, decode)]
-            of.append(of[0] & of[1])
-            parts = Parts(
-                *(no + jnp.nan if x is None else jnp.where(y, x, jnp.nan) for x, y in zip(found[:3], of, strict=True)),
-                gather_prefill_evidence(self.prefill, on_prefill, of[0]),
-                gather_evidence(self.decode.knots, on_decode, of[1], ACROSS_BATCH),
-                baseline_evidence(self.decode.knots, on_decode, of[2]),
-            )
+            parts = self._parts(found, asked, status == OK, on_prefill, on_decode)
             parts = jax.tree.map(lambda x: x.reshape(shape), parts)
         return estimate_of(jnp, ms.reshape(shape), rank_status.reshape(shape), parts)
+
+    def _parts(self, found: Lookups, asked: Work, ok: Array, on_prefill: Any, on_decode: Any) -> Parts:
+        """Per-rank pieces of a traced call; the fields of a phase that no query has stay None."""
+        pieces: dict[str, Any] = dict.fromkeys(f.name for f in fields(Parts))
+
+        def put(name: str, ms: Array, where: Array, evidence_of: Any, table: Any, support: Any) -> None:
+            pieces[f"{name}_ms"] = jnp.where(where, ms, jnp.nan)
+            pieces[name] = evidence_of(table, support, where)
+
+        in_prefill, in_decode = (None if x is None else x & ok for x in (has_prefill(asked), has_decode(asked)))
+        if in_prefill is not None:
+            put("prefill", found.prefill_ms, in_prefill, prefill_evidence, self.prefill, on_prefill)
+        if in_decode is not None:
+            put("decode", found.decode_ms, in_decode, decode_evidence, self.decode, on_decode)
+        if in_prefill is not None and in_decode is not None:
+            put("baseline", found.baseline_ms, in_prefill & in_decode, baseline_evidence, self.decode, on_decode)
+        return Parts(**pieces)
 
     def on_host(self, work: Work, *, evidence: bool = False) -> Estimate:
         """`__call__` for a few queries, in plain numbers: the same bits and no compile."""
@@ -193,21 +201,3 @@ def plain_counts(work: Work) -> Iterator[tuple[int, ...]]:
     size = next(x.size for x in (getattr(work, name) for name in COUNTS) if x is not None)
     zero = [0] * size
     return zip(*(zero if x is None else x.tolist() for x in (getattr(work, name) for name in COUNTS)), strict=True)
-
-
-def check_width(verify_width: int, execution: str, native_ar_only: bool) -> None:
-    """CoverageError where measurements of this kind cannot answer a verify width above 1."""
-    if verify_width == 1:
-        return
-    if native_ar_only:
-        raise CoverageError(
-            f"verify_width={verify_width} selects a native autoregressive CUDA cell, which times one row a request\n"
-            "hint: measure speculative rounds, or ask with draft_length, which reads the cell at width 1",
-            code="native_ar_only",
-        )
-    if execution != "autoregressive":
-        raise CoverageError(
-            f"verify_width={verify_width} selects measured speculative rounds, which are already whole rounds\n"
-            "hint: use verify_width=1; the batch of a measured round counts logical requests",
-            code="measured_round",
-        )

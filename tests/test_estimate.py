@@ -1,0 +1,190 @@
+"""The edge: shapes, sizes, chunks, memory, and exceptions where they are asked for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+import jax
+import numpy as np
+import pytest
+from small_tables import cell_of, decode_rows, surface
+
+import fpmjax
+from fpmjax import CoverageError, FpmError, MetricsError, SpeculationError, Status, Work, direct, estimate
+from fpmjax.estimate import SIZES, answer, chunks
+
+
+@pytest.fixture(scope="module")
+def model(embedded_cell):
+    return direct(embedded_cell)
+
+
+@pytest.mark.smoke
+def test_shapes_follow_numpy_broadcasting(model):
+    batch, per_request = np.array([1, 4, 8]), np.array([1024, 4096])
+    work = Work.decode(batch[:, None], batch[:, None] * per_request)
+    assert estimate(model, work).latency_ms.shape == (3, 2)
+    assert estimate(model, work, draft_length=np.array([1, 2, 3, 4])[:, None, None]).latency_ms.shape == (4, 3, 2)
+    single = estimate(model, Work.decode(8, 8192), draft_length=3)
+    assert all(np.ndim(x) == 0 for x in (single.latency_ms, single.status, single.stp.rank, single.calibrated))
+    assert estimate(model, Work.decode([], [])).latency_ms.shape == (0,)
+    assert estimate(model, Work.decode(np.zeros((3, 0), int), 0), draft_length=1).latency_ms.shape == (3, 0)
+
+
+@pytest.mark.smoke
+def test_dtypes_are_the_contract_for_every_size(model):
+    for n in (1, 65, 3000):
+        result = estimate(model, Work.decode(np.full(n, 8), 8192), draft_length=2, evidence=True)
+        found = [
+            x.dtype.name for x in (result.latency_ms, result.draft_length, result.scaling_factor, result.calibrated)
+        ]
+        assert found == ["float64", "int64", "float64", "bool"]
+        stp = result.stp
+        dtypes = [x.dtype.name for x in (stp.latency_ms, stp.status, stp.rank, stp.native_ms, stp.factor)]
+        assert dtypes == ["float64", "int8", "int32", "float64", "float64"]
+        part = stp.parts.decode
+        assert [x.dtype.name for x in (part.resolution, part.row, part.weight)] == ["int8", "int32", "float64"]
+        assert part.row.shape == part.weight.shape == (n, 1, 4) and (stp.factor == 1).all()
+        assert stp.parts.prefill.row.shape == (n, 1, 4) and np.isnan(stp.parts.prefill_ms).all()
+
+
+def test_a_mixed_batch_answers_each_query_on_its_own(model):
+    good, bad = estimate(model, Work.decode(8, 8192)), Work.decode(np.where(np.arange(1000) % 7, 8, 9999), 8192)
+    result = estimate(model, bad, check=False)
+    refused = np.arange(1000) % 7 == 0
+    assert (result.latency_ms[~refused] == good.latency_ms).all() and np.isnan(result.latency_ms[refused]).all()
+    assert (result.status == np.where(refused, Status.NO_BATCH_BRACKET, Status.OK)).all()
+    with pytest.raises(
+        CoverageError, match=r"^143 of 1,000 queries have no answer; the first, \[0\]: decode batch_size=9999"
+    ):
+        estimate(model, bad)
+
+
+def test_a_few_compiled_sizes_serve_every_size():
+    for queries in (0, 1, 65, 1024, 1025, 8193, 2**18, 2**18 + 1, 10**6):
+        for ranks in (1, 2, 2**12):
+            parts = list(chunks(queries, ranks))
+            assert {size for _, size in parts} <= {max(1, s // ranks) for s in SIZES}
+            assert sum(where.stop - where.start for where, _ in parts) == queries
+            assert all(where.stop - where.start <= size for where, size in parts)
+
+
+def test_many_sizes_compile_at_most_four_times(model):
+    jax.clear_caches()
+    for n in range(65, 40_000, 997):
+        estimate(model, Work.decode(np.full(n, 8), 8192))
+    assert answer._cache_size() <= 4
+
+
+def test_another_table_of_the_same_padded_shape_does_not_compile():
+    first, second = (direct(cell_of(surface(batches, (1024, 8192)))) for batches in ((1, 2, 8), (4, 16, 64)))
+    work = Work.decode(np.full(100, 4), 4096)
+    jax.clear_caches()
+    assert (estimate(first, work).latency_ms == 8).all()
+    compiled = answer._cache_size()
+    assert (estimate(second, work).latency_ms == 8).all()
+    assert answer._cache_size() == compiled == 1
+
+
+def test_work_of_only_one_phase_is_not_charged_for_the_other(model):
+    """Absent phases are dropped before the kernel is compiled; the bits stay."""
+    batch, kv = np.arange(1, 200), np.arange(1, 200) * 1000
+    plain = estimate(model, Work.decode(batch, kv))
+    zeros = np.zeros(len(batch), np.uint32)
+    explicit = Work(zeros[:, None], zeros[:, None], zeros[:, None], *(np.uint32(x)[:, None] for x in (batch, kv)))
+    assert (plain.latency_ms == estimate(model, explicit).latency_ms).all()
+
+
+def test_a_hundred_million_queries_stream_in_bounded_memory():
+    """Inputs are a broadcast view; beyond the outputs (13 bytes a query) only a few chunks may stand in memory."""
+    code = """
+        import resource
+        import numpy as np
+        import fpmjax
+
+        model = fpmjax.direct(fpmjax.load_cells(fpmjax.embedded_table()).select(tp=1))
+        batch = np.arange(1, 101)[:, None, None]
+        kv = batch * np.arange(1, 10_001)[:, None]
+        small = fpmjax.estimate(model, fpmjax.Work.decode(batch, kv), check=False)  # 10**6: everything is compiled
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        result = fpmjax.estimate(model, fpmjax.Work.decode(batch, kv + np.zeros(100, int)), check=False)
+        grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak) * 1024
+        assert result.latency_ms.size == 10**8
+        assert np.array_equal(result.latency_ms[..., 0], small.latency_ms[..., 0], equal_nan=True)
+        print(grown)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True)
+    inputs, outputs = 4 * 10**8, 13 * 10**8
+    assert int(done.stdout) < inputs + outputs + 600e6
+
+
+def test_check_raises_the_error_that_owns_the_status(model):
+    mixed = Work.of(prefill_requests=1, prefill_tokens=5, decode_requests=1, decode_kv=1)
+    orphan = Work(decode_requests=np.zeros(1, np.uint32), decode_kv=np.ones(1, np.uint32))
+    cases = [
+        (Work.decode(9999, 1), {}, CoverageError, "decode_no_two_sided_batch_bracket"),
+        (Work.prefill(7, 100), {}, CoverageError, "prefill_no_two_sided_support"),
+        (mixed, {"draft_length": 1}, SpeculationError, "not_pure_decode"),
+        (Work.decode(2**31, 1), {"draft_length": 1}, SpeculationError, "count_overflow"),
+        (Work.decode(8, 8192), {"draft_length": 0}, SpeculationError, "draft_length_not_positive"),
+        (Work.decode(8, 8192), {"draft_length": -3}, SpeculationError, "draft_length_not_positive"),
+        (Work.decode(8, 8192), {"draft_length": 2**32 - 1}, SpeculationError, "width_overflow"),
+        (Work.decode([8, 8], 8192), {"draft_length": [1, 10**30]}, SpeculationError, "width_overflow"),
+        (Work.decode([8, 8], 8192), {"draft_length": [1, 2, 3]}, SpeculationError, "draft_length_shape"),
+        (Work.decode(8, 8192), {"rule": fpmjax.SpeculativeRule()}, SpeculationError, "rule"),
+        (orphan, {}, MetricsError, "invalid_work"),
+    ]
+    for work, options, error, code in cases:
+        with pytest.raises(error) as caught:
+            estimate(model, work, **options)
+        assert caught.value.code == code
+        assert "\nhint: " in str(caught.value)
+
+
+def test_a_cell_is_not_a_model(embedded_cell):
+    with pytest.raises(FpmError, match=r"asks a model, not a Cell\nhint: make one first, e.g. fpmjax.direct") as caught:
+        estimate(embedded_cell, Work.decode(1, 1))
+    assert caught.value.code == "not_a_model"
+
+
+def test_the_slowest_rank_decides_and_an_idle_one_carries_nothing():
+    """Eight ranks of 16 requests are not one of 128, nor their sum or mean."""
+    curves = {8: [(8192, 30.0), (16384, 32.0)], 16: [(8192, 31.0), (16384, 33.0)], 128: [(131072, 89.0)]}
+    model = direct(cell_of(decode_rows(curves)))
+    even = estimate(model, Work.decode(np.full(8, 16), np.full(8, 16384), ranks=True))
+    assert (even.latency_ms, even.rank) == (33.0, 0)
+    uneven = estimate(model, Work.decode(np.arange(9, 17), np.full(8, 16384), ranks=True))
+    assert (uneven.latency_ms, uneven.rank) == (33.0, 7)
+
+
+def test_the_first_refusing_rank_decides():
+    model = direct(cell_of([*surface((1, 8), (1024, 8192)), ("prefill", 1, 64, 0, 3.0)]))
+    work = Work.of(
+        prefill_requests=[[0, 1, 0], [0, 1, 0], [0, 1, 1]],
+        prefill_tokens=[[0, 65, 0], [0, 64, 0], [0, 65, 65]],
+        decode_requests=[[8, 0, 99], [8, 1, 99], [99, 0, 0]],
+        decode_kv=[[1024, 0, 1024], [1024, 1024, 1024], [1024, 0, 0]],
+        ranks=True,
+    )
+    expected = [Status.NO_PREFILL_SUPPORT, Status.NO_BATCH_BRACKET, Status.NO_BATCH_BRACKET]
+    assert estimate(model, work, check=False).status.tolist() == expected
+    says = r"2 of 2 .* \[0\]: prefill batch_size=1, total_prefill_tokens=65, .* on rank 1:"
+    with pytest.raises(CoverageError, match=says):
+        estimate(model, Work(**{n: getattr(work, n)[:2] for n in fpmjax.work.COUNTS}))
+
+
+def test_traced_work_that_no_engine_could_mean_is_a_status(model):
+    with fpmjax.x64():
+        status = jax.jit(lambda b, k: model(Work.decode(b, k)).status)
+        assert status(np.int32([8, -8, 0, 0]), np.int32([8192, 8192, 5, 0])).tolist() == [0, 10, 10, 1]
+        assert status(np.int64([8, 2**32]), np.int64([8192, 8192])).tolist() == [0, 10]
+        assert status(np.int64([2**32 + 8]), np.int64([2**32 + 8192])).tolist() == [10]
+
+
+def test_models_lose_only_their_names_in_transformations(model):
+    copied = jax.tree.map(lambda x: x, model)
+    assert estimate(copied, Work.decode(8, 8192)).latency_ms == estimate(model, Work.decode(8, 8192)).latency_ms
+    with pytest.raises(CoverageError, match="decode batch_size=9999, total_kv_read_tokens=1: no measured batch"):
+        estimate(copied, Work.decode(9999, 1))
