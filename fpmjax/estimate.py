@@ -177,14 +177,34 @@ def rows(x: np.ndarray, where: slice, size: int, axes: int) -> np.ndarray:
     if not x.ndim:
         return x
     rest = x.shape[axes:]
-    if x.flags.c_contiguous:
-        part = x.reshape(-1, *rest)[where]
-    else:
-        inner = math.prod(rest)
-        part = x.flat[where.start * inner : where.stop * inner].reshape(-1, *rest)
-    if len(part) == size:
-        return part
-    return np.concatenate([part, np.zeros((size - len(part), *rest), x.dtype)])
+    if x.flags.c_contiguous and where.stop - where.start == size:
+        return x.reshape(-1, *rest)[where]
+    part = np.zeros((size, *rest), x.dtype)
+    fill(part[: where.stop - where.start], x, where.start, axes)
+    return part
+
+
+def fill(out: np.ndarray, x: np.ndarray, start: int, axes: int) -> None:
+    """Queries from `start` on of a field [n..., rest], row-major, into `out` [queries, rest].
+
+    Whole slices of the leading axis are copied at once, its ends by recursion: a broadcast view costs what a
+    contiguous array costs, where indexing it by flat positions costs several times that.
+    """
+    if axes == 1:
+        out[...] = x[start : start + len(out)]
+        return
+    inner = math.prod(x.shape[1:axes])
+    done = 0
+    while done < len(out):
+        i, offset = divmod(start + done, inner)
+        whole = 0 if offset else (len(out) - done) // inner
+        if whole:
+            stop = done + whole * inner
+            out[done:stop].reshape(whole, *x.shape[1:])[...] = x[i : i + whole]
+        else:
+            stop = min(len(out), done + inner - offset)
+            fill(out[done:stop], x[i], offset, axes - 1)
+        done = stop
 
 
 def pad_ranks(work: Work, ranks: int) -> Work:

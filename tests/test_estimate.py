@@ -13,7 +13,7 @@ from small_tables import cell_of, decode_rows, surface
 
 import fpmjax
 from fpmjax import CoverageError, FpmError, MetricsError, SpeculationError, Status, Work, direct, estimate
-from fpmjax.estimate import SIZES, answer, chunks
+from fpmjax.estimate import SIZES, answer, chunks, rows
 
 
 @pytest.fixture(scope="module")
@@ -188,3 +188,18 @@ def test_models_lose_only_their_names_in_transformations(model):
     assert estimate(copied, Work.decode(8, 8192)).latency_ms == estimate(model, Work.decode(8, 8192)).latency_ms
     with pytest.raises(CoverageError, match="decode batch_size=9999, total_kv_read_tokens=1: no measured batch"):
         estimate(copied, Work.decode(9999, 1))
+
+
+@pytest.mark.parametrize("shape", [(7,), (3, 5), (2, 3, 4), (1, 6, 1), (4, 1, 1, 3)])
+def test_chunks_of_broadcast_views_are_the_queries_in_row_major_order(shape):
+    axes = len(shape)
+    full = np.arange(np.prod(shape) * 2).reshape(*shape, 2)
+    views = [full, full[::-1], np.broadcast_to(full[:1], full.shape), np.broadcast_to(full[..., :1, :], full.shape)]
+    for view in views:
+        flat = view.reshape(-1, 2)
+        for start in range(len(flat)):
+            for stop in range(start + 1, len(flat) + 1):
+                for size in (stop - start, len(flat) + 3):
+                    part = rows(view, slice(start, stop), size, axes)
+                    assert (part[: stop - start] == flat[start:stop]).all() and not part[stop - start :].any()
+                    assert len(part) == size
