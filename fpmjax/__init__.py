@@ -26,10 +26,12 @@ if TYPE_CHECKING:
     from fpmjax.errors import PerfDataNotAvailableError as PerfDataNotAvailableError
     from fpmjax.errors import SpeculationError as SpeculationError
     from fpmjax.errors import TableError as TableError
+    from fpmjax.errors import TraceError as TraceError
     from fpmjax.estimate import estimate as estimate
     from fpmjax.facade import ForwardPassPerfModel as ForwardPassPerfModel
     from fpmjax.models.direct import Direct as Direct
     from fpmjax.models.direct import direct as direct
+    from fpmjax.observe.observations import Observations as Observations
     from fpmjax.rule import SpeculativeRule as SpeculativeRule
     from fpmjax.speculative import speculative as speculative
     from fpmjax.status import Status as Status
@@ -53,6 +55,7 @@ _HOME = {
     "Identity": "tables.identity",
     "direct": "models.direct",
     "Direct": "models.direct",
+    "Observations": "observe.observations",
     "Work": "work",
     "RequestLists": "work",
     "estimate": "estimate",
@@ -70,6 +73,7 @@ _HOME = {
     "TableError": "errors",
     "CellNotFoundError": "errors",
     "MetricsError": "errors",
+    "TraceError": "errors",
     "CoverageError": "errors",
     "PerfDataNotAvailableError": "errors",
     "SpeculationError": "errors",

@@ -6,6 +6,7 @@ Each error carries `.code`, a short stable word for programs, beside its message
     ├── TableError            (ValueError)    a table file, its sidecar or a row is not acceptable
     ├── CellNotFoundError     (LookupError)   no cell, or several cells, match what was selected
     ├── MetricsError          (ValueError)    the work or the metrics are malformed
+    ├── TraceError            (ValueError)    a file of observations is not acceptable
     ├── CoverageError         (RuntimeError)  the measurements have no answer here
     └── SpeculationError      (ValueError)    the question cannot carry a draft length
         └── DraftLengthTypeError (TypeError)  the draft length is not an integer
@@ -40,6 +41,12 @@ class MetricsError(FpmError, ValueError):
     """Work or forward-pass metrics that no engine could have meant."""
 
     default_code = "metrics"
+
+
+class TraceError(FpmError, ValueError):
+    """An engine trace, a benchmark artifact or a table of observations is refused: file, line, column or meaning."""
+
+    default_code = "trace"
 
 
 class CoverageError(FpmError, RuntimeError):

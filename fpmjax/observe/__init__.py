@@ -1,0 +1,1 @@
+"""What was seen: engine traces and other observations, and what a fit reads off them."""

@@ -1,0 +1,335 @@
+"""Observations as columns: Parquet, Arrow and CSV.
+
+Written: `wall_ms` and every field of `Work` under its own name, plain columns for one rank, fixed-size lists (one
+entry per rank) for several; request lists as `extend_lengths` and `past_kv_lengths`, one list per rank, null where
+the rank supplied none.  A note in the schema keeps the timing and the padded width.
+
+Read: those, and the names under which measurements of this kind are published.  Where a file has no column for a
+phase, `phase`, `batch_size`, `total_prefill_tokens` and `total_kv_read_tokens` say it; `mixed` rows need columns of
+their own for at least the decode work.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import pyarrow as pa
+
+from fpmjax.errors import MetricsError, TraceError
+from fpmjax.work import COUNTS, VARIANCES, RequestLists, Work
+
+# Field -> the names of its column, the written one first.
+NAMES = {
+    "wall_ms": ("wall_ms", "latency_ms"),
+    "prefill_requests": ("prefill_requests", "num_prefill_requests"),
+    "prefill_tokens": ("prefill_tokens", "sum_prefill_tokens", "total_prefill_tokens"),
+    "prefill_kv": ("prefill_kv", "prefill_kv_tokens", "sum_prefill_kv_tokens", "kv_prefill"),
+    "decode_requests": ("decode_requests", "num_decode_requests", "n_decode"),
+    "decode_kv": ("decode_kv", "decode_kv_tokens", "sum_decode_kv_tokens", "kv_decode"),
+    "prefill_length_var": ("prefill_length_var", "var_prefill_length"),
+    "decode_kv_var": ("decode_kv_var", "var_decode_kv", "var_decode_kv_tokens"),
+    "phase": ("phase",),
+    "batch": ("batch_size",),
+    "kv": ("total_kv_read_tokens",),
+    "timing": ("timing", "timing_scope", "latency_source"),
+    "draft_length": ("draft_length",),
+    "extend_lengths": ("extend_lengths",),
+    "past_kv_lengths": ("past_kv_lengths",),
+}
+LISTS = ("extend_lengths", "past_kv_lengths")
+NOTE = b"fpmjax.observations"  # key in the schema metadata
+PHASES = ("decode", "prefill", "mixed")
+
+
+def refuse(code: str, message: str, hint: str) -> NoReturn:
+    raise TraceError(f"{message}\nhint: {hint}", code=code)
+
+
+# --- write -------------------------------------------------------------------------------------------------
+
+
+def write_columns(path: str | os.PathLike[str], work: Work, wall_ms: Any, timing: str) -> None:
+    """The file appears whole or not at all."""
+    path = Path(path)
+    table = to_table(work, np.asarray(wall_ms), timing)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        if path.suffix == ".csv":
+            import pyarrow.csv as pacsv
+
+            if nested := [f.name for f in table.schema if pa.types.is_nested(f.type)]:
+                refuse(
+                    "columns",
+                    f"CSV has no column of lists, but these have one entry per rank or request: {', '.join(nested)}",
+                    "write a `.parquet` file",
+                )
+            pacsv.write_csv(table.append_column("timing", pa.array([timing] * table.num_rows, pa.string())), partial)
+        else:
+            import pyarrow.parquet as pq
+
+            pq.write_table(table, partial)
+        os.replace(partial, path)
+    except OSError as error:
+        refuse("file", f"{path} cannot be written: {error}", "name a file in a folder that exists and is writable")
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def to_table(work: Work, wall_ms: np.ndarray, timing: str) -> pa.Table:
+    """Columns of work [n, r] and wall_ms [n]; fields that are None become zeros."""
+    n, ranks = len(wall_ms), work.ranks
+    columns: dict[str, pa.Array] = {"wall_ms": pa.array(wall_ms)}
+    for name, dtype in (*((c, np.uint32) for c in COUNTS), *((v, np.float64) for v in VARIANCES)):
+        field = getattr(work, name)
+        flat = np.zeros(n * ranks, dtype) if field is None else np.asarray(field, dtype).reshape(n * ranks)
+        values = pa.array(flat)
+        columns[name] = values if ranks == 1 else pa.FixedSizeListArray.from_arrays(values, ranks)
+    note: dict[str, Any] = {"version": 1, "timing": timing, "ranks": ranks, "lists": None}
+    if work.lists is not None:
+        note["lists"] = int(np.shape(work.lists.extend)[-1])
+        for name, values in zip(LISTS, (work.lists.extend, work.lists.past), strict=True):
+            columns[name] = _ragged(np.asarray(values), np.asarray(work.lists.count), ranks)
+    return pa.table(columns).replace_schema_metadata({NOTE: json.dumps(note).encode()})
+
+
+def _ragged(values: np.ndarray, count: np.ndarray, ranks: int) -> pa.Array:
+    """uint64 [n, r, q] and int32 [n, r] -> a list per rank, null where count is -1."""
+    q = values.shape[-1]
+    count = count.reshape(-1)
+    filled = np.arange(q) < count[:, None]
+    offsets = np.concatenate([[0], np.cumsum(np.maximum(count, 0))]).astype(np.int64)
+    flat = pa.array(values.reshape(-1, q)[filled].astype(np.uint64, copy=False))
+    lists = pa.LargeListArray.from_arrays(pa.array(offsets), flat, mask=pa.array(count < 0))
+    return lists if ranks == 1 else pa.FixedSizeListArray.from_arrays(lists, ranks)
+
+
+# --- read --------------------------------------------------------------------------------------------------
+
+
+def read_columns(source: str | os.PathLike[str] | pa.Table) -> tuple[Work, np.ndarray, str]:
+    """(work [n, r], milliseconds float64 [n], timing); see the module for the columns."""
+    if isinstance(source, pa.Table):
+        return Reader("the table", source).read()
+    label = os.fspath(source)
+    try:
+        table = _open(label)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        if isinstance(error, TraceError):
+            raise
+        refuse(
+            "file", f"{label} cannot be read: {str(error)[:300]}", "observations are Parquet, Arrow IPC or CSV files"
+        )
+    return Reader(label, table).read()
+
+
+def _open(label: str) -> pa.Table:
+    if label.endswith((".csv", ".csv.gz")):
+        import pyarrow.csv as pacsv
+
+        return pacsv.read_csv(label)
+    if label.endswith((".arrow", ".feather", ".ipc")):
+        import pyarrow.feather as feather
+
+        return feather.read_table(label)
+    import pyarrow.parquet as pq
+
+    return pq.ParquetFile(label).read()
+
+
+class Reader:
+    """The columns of one table by what they mean."""
+
+    def __init__(self, label: str, table: pa.Table):
+        self.label, self.n = label, table.num_rows
+        self.columns: dict[str, pa.Array] = {}
+        for field, names in NAMES.items():
+            found = [name for name in names if name in table.column_names]
+            if len(found) > 1:
+                self.refuse(f"columns {found[0]!r} and {found[1]!r} are the same quantity", "keep one of them")
+            if found:
+                if table.column_names.count(found[0]) > 1:
+                    self.refuse(f"column {found[0]!r} occurs twice", "keep one of them")
+                column = table.column(found[0]).combine_chunks()
+                self.columns[field] = pa.concat_arrays(column.chunks) if isinstance(column, pa.ChunkedArray) else column
+        try:
+            note = json.loads((table.schema.metadata or {}).get(NOTE, b"{}"))
+            self.note = note if isinstance(note, dict) else {}
+        except ValueError:
+            self.note = {}
+
+    def refuse(self, message: str, hint: str, code: str = "columns") -> NoReturn:
+        refuse(code, f"{self.label}: {message}", hint)
+
+    def read(self) -> tuple[Work, np.ndarray, str]:
+        if "wall_ms" not in self.columns:
+            self.refuse("there is no column wall_ms", "name the milliseconds of each iteration wall_ms or latency_ms")
+        self.refuse_speculation()
+        ranks = self.ranks()
+        fields: dict[str, Any] = {
+            name: self.numbers(name, np.float64 if name in VARIANCES else np.uint32, ranks)
+            for name in (*COUNTS, *VARIANCES)
+            if name in self.columns
+        }
+        if "batch" in self.columns:
+            fields = self.by_phase(fields, ranks)
+        elif not {"prefill_requests", "decode_requests"} & set(fields):
+            self.refuse(
+                "no column says which work was done",
+                "give decode_requests and decode_kv, prefill_requests and prefill_tokens, or phase and batch_size",
+            )
+        fields.setdefault("decode_requests", np.zeros((self.n, ranks), np.uint32))
+        try:
+            work = Work.of(**fields, ranks=True)
+        except MetricsError as error:
+            raise MetricsError(f"{self.label}: {error}", code=error.code) from None
+        if lists := self.lists(work, ranks):
+            work = Work(**{**{name: getattr(work, name) for name in (*COUNTS, *VARIANCES)}, "lists": lists})
+        return work, self.numbers("wall_ms", np.float64, 1)[:, 0], self.timing()
+
+    def ranks(self) -> int:
+        """Length of the rank axis that every list column agrees on; 1 without any."""
+        sizes = set()
+        for name in (*COUNTS, *VARIANCES):
+            column = self.columns.get(name)
+            if column is not None and (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
+                lengths = set(column.value_lengths().to_pylist())
+                if len(lengths) > 1 or None in lengths:
+                    self.refuse(
+                        f"column {name} has lists of {sorted(map(str, lengths))[:5]} entries",
+                        "give every row one entry per rank; an idle rank is zeros",
+                    )
+                sizes |= lengths
+            elif column is not None and pa.types.is_fixed_size_list(column.type):
+                sizes.add(column.type.list_size)
+            elif column is not None:
+                sizes.add(1)
+        if len(sizes) > 1 or 0 in sizes:
+            self.refuse(
+                f"the columns have {' and '.join(map(str, sorted(sizes)))} entries per row",
+                "give every column one entry per rank",
+            )
+        return sizes.pop() if sizes else 1
+
+    def numbers(self, name: str, dtype: type, ranks: int) -> np.ndarray:
+        """Column -> [n, ranks]; counts have to be integers of 32 bits, as they stand in the file."""
+        column = self.columns[name]
+        while pa.types.is_nested(column.type):
+            if column.null_count:
+                self.refuse(f"column {name} has a null in row {_first_null(column)}", "give a number", "values")
+            column = column.flatten()
+        wanted = pa.types.is_integer(column.type) or (dtype is np.float64 and pa.types.is_floating(column.type))
+        if column.null_count or not (wanted or (pa.types.is_null(column.type) and not len(column))):
+            fault = f"a null in row {_first_null(column) // ranks}" if column.null_count else f"type {column.type}"
+            self.refuse(f"column {name} has {fault}", "counts are whole numbers, times are numbers", "values")
+        values = column.to_numpy(zero_copy_only=False)
+        if dtype is np.uint32 and values.size and (values.min() < 0 or values.max() > 2**32 - 1):
+            row = int(np.argmax((values < 0) | (values > 2**32 - 1)))
+            self.refuse(
+                f"column {name} is {values[row]} in row {row // ranks}", "a count is from 0 to 4294967295", "values"
+            )
+        if values.size != self.n * ranks:
+            self.refuse(f"column {name} does not have {ranks} entries in every row", "give one entry per rank")
+        return values.astype(dtype).reshape(self.n, ranks)
+
+    def by_phase(self, fields: dict[str, Any], ranks: int) -> dict[str, Any]:
+        """What `phase` and `batch_size` say where a phase has no columns of its own."""
+        if ranks > 1:
+            self.refuse("batch_size goes with one rank", "name the columns prefill_requests and decode_requests")
+        batch = self.numbers("batch", np.uint32, 1)
+        phase = self.words("phase", PHASES) if "phase" in self.columns else None
+        decode = None if phase is None else (phase == "decode")[:, None]
+        if "prefill_requests" not in fields and "decode_requests" in fields:
+            if (over := fields["decode_requests"] > batch).any():
+                self.refuse(f"batch_size is below decode_requests in row {int(over.argmax())}", "count all requests")
+            fields["prefill_requests"] = batch - fields["decode_requests"]
+        elif "decode_requests" not in fields:
+            if decode is None or phase is None or (phase == "mixed").any():
+                self.refuse(
+                    "a mixed row does not say how much of it is decode work" if phase is not None else "no phase",
+                    "give prefill_requests, prefill_kv, decode_requests and decode_kv columns",
+                )
+            fields["decode_requests"] = np.where(decode, batch, np.uint32(0))
+            fields.setdefault("prefill_requests", np.where(decode, np.uint32(0), batch))
+        if "kv" in self.columns and not {"prefill_kv", "decode_kv"} & set(fields):
+            if decode is None or phase is None or (phase == "mixed").any():
+                self.refuse("total_kv_read_tokens does not say whose KV it is", "give prefill_kv and decode_kv columns")
+            kv = self.numbers("kv", np.uint32, 1)
+            fields["decode_kv"] = np.where(decode, kv, np.uint32(0))
+            fields["prefill_kv"] = np.where(decode, np.uint32(0), kv)
+        return fields
+
+    def lists(self, work: Work, ranks: int) -> RequestLists | None:
+        given = [self.columns.get(name) for name in LISTS]
+        extend, past = given
+        if extend is None and past is None:
+            return None
+        if extend is None or past is None:
+            self.refuse(f"only one of {' and '.join(LISTS)} is there", "give both, or neither")
+        arrays, counts = [], []
+        for name, column in zip(LISTS, (extend, past), strict=True):
+            if ranks > 1:
+                if column.null_count or not pa.types.is_nested(column.type):
+                    self.refuse(f"column {name} is not one list per rank", "a rank without lists is a null inside")
+                column = column.flatten()
+            if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
+                self.refuse(f"column {name} has type {column.type}", "give one list of integers per rank")
+            values = column.flatten()
+            if len(column) != self.n * ranks or not pa.types.is_integer(values.type) or values.null_count:
+                self.refuse(f"column {name} is not one list of integers per rank", "a rank without lists is a null")
+            flat = values.to_numpy(zero_copy_only=False)
+            if flat.size and flat.min() < 0:
+                self.refuse(f"column {name} has a negative entry", "lengths are tokens", "values")
+            lengths = column.value_lengths().fill_null(-1).to_numpy(zero_copy_only=False)
+            width = max(int(lengths.max(initial=0)), self.note.get("lists") or 0)
+            rows = np.zeros((len(lengths), width), np.uint64)
+            rows[np.arange(width) < lengths[:, None]] = flat
+            arrays.append(rows.reshape(self.n, ranks, width))
+            counts.append(lengths.reshape(self.n, ranks).astype(np.int32))
+        requests = work.prefill_requests.astype(np.int64) + work.decode_requests
+        for name, count in zip(LISTS, counts, strict=True):
+            other = (count >= 0) & (count != requests) | ((count < 0) != (counts[0] < 0))
+            if other.any():
+                row = int(other.any(-1).argmax())
+                self.refuse(
+                    f"column {name} does not list every request of row {row}", "one entry per request", "values"
+                )
+        return RequestLists(arrays[0], arrays[1], counts[0])
+
+    def words(self, name: str, known: tuple[str, ...] | None = None) -> np.ndarray:
+        column = self.columns[name]
+        values = np.array([str(word) for word in column.to_pylist()], object)
+        if known is not None:
+            for i, word in enumerate(values):
+                if word not in known:
+                    self.refuse(f"{name} is {word!r} in row {i}", f"it is one of {', '.join(known)}", "values")
+        return values
+
+    def timing(self) -> str:
+        noted = self.note.get("timing")
+        if isinstance(noted, str) and noted:
+            return noted
+        words = sorted(set(self.words("timing"))) if "timing" in self.columns else []
+        if len(words) > 1:
+            self.refuse(
+                f"rows of different clocks: {', '.join(words)}", "read the rows of one clock at a time", "mixed_timing"
+            )
+        return words[0] if words else "unspecified"
+
+    def refuse_speculation(self) -> None:
+        """A fit sees ordinary decoding only."""
+        column = self.columns.get("draft_length")
+        for row, length in enumerate(column.to_pylist() if column is not None else ()):
+            if length:
+                self.refuse(
+                    f"row {row} was measured with draft_length {length}",
+                    "observations are ordinary decoding; a draft length belongs to the query",
+                    "speculative",
+                )
+
+
+def _first_null(column: pa.Array) -> int:
+    return int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
