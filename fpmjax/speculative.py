@@ -24,7 +24,7 @@ from fpmjax.iteration import OK, askable
 from fpmjax.metrics import U32_MAX
 from fpmjax.rule import PUBLISHED, SpeculativeRule
 from fpmjax.status import Status
-from fpmjax.work import Array, Work
+from fpmjax.work import Array, RequestLists, Work
 
 LARGEST_DRAFT = U32_MAX - 1  # d + 1 rows a request must be countable in 32 bits
 CALIBRATED_REQUESTS, CALIBRATED_KV_PER_REQUEST, CALIBRATED_DRAFT = 8, 4096, 4  # the study's largest values
@@ -92,7 +92,8 @@ def widen(xp: Any, work: Work, depth: Array, invalid: Array) -> tuple[Work, Arra
     """(work with d + 1 decode rows per request and the same KV total; refusals int8 [n..., r]).
 
     depth: integer [n...]; invalid: int8 [n..., r], refusals of the work itself.  A query with
-    any refused rank becomes idle, so that nothing is looked up for it.
+    any refused rank becomes idle, so that nothing is looked up for it.  Request lists stay as they are and say how
+    many rows each request became; the rows themselves are never built.
     Counts are compared by division, never by a product that could wrap.
     """
     shape = (*depth.shape, work.ranks)
@@ -118,6 +119,12 @@ def widen(xp: Any, work: Work, depth: Array, invalid: Array) -> tuple[Work, Arra
         several = ((position < work.lists.count[..., None]) & (work.lists.extend != 1)).any(-1)
         status = xp.where((status == OK) & spread(several) & (requests > 0), NOT_SINGLE_TOKEN, status)
     askable = (status == OK).all(-1, keepdims=True)
+    lists = work.lists
+    if lists is not None:
+        listed = xp.broadcast_to(lists.count, shape)
+        longest = (*shape, lists.extend.shape[-1])
+        extend, past = (xp.broadcast_to(x, longest) for x in (lists.extend, lists.past))
+        lists = RequestLists(extend, past, xp.where(askable, listed, np.int32(0)), width)
     variance = work.decode_kv_var
     if variance is not None:  # the variance of an even split; no estimator of totals reads it
         variance = spread(variance) / (width.astype(np.float64) * width.astype(np.float64))
@@ -130,7 +137,7 @@ def widen(xp: Any, work: Work, depth: Array, invalid: Array) -> tuple[Work, Arra
         decode_requests=xp.where(askable, requests * width, np.uint32(0)),
         decode_kv=xp.where(askable, kv, np.uint32(0)),
         decode_kv_var=variance,
-        lists=None,
+        lists=lists,
     )
     return wide, status
 

@@ -37,11 +37,14 @@ class RequestLists:
     extend: uint64 [n..., r, q]  tokens computed for each scheduled request
     past:   uint64 [n..., r, q]  KV tokens present before the step
     count:  int32  [n..., r]     requests listed; -1 where the rank supplied no lists
+    rows:   uint32 [n..., r]     rows that each listed request stands for, its past split evenly over them
+                                 (`speculative.split_length`); None: one.  Only a widened query has more
     """
 
     extend: Array
     past: Array
     count: Array
+    rows: Array = None
 
 
 @pytree()
