@@ -7,6 +7,8 @@ Each error carries `.code`, a short stable word for programs, beside its message
     ├── CellNotFoundError     (LookupError)   no cell, or several cells, match what was selected
     ├── MetricsError          (ValueError)    the work or the metrics are malformed
     ├── TraceError            (ValueError)    a file of observations is not acceptable
+    ├── OptionError           (ValueError)    an option or a configuration is not one that a model can be built with
+    ├── ModelFileError        (ValueError)    a saved model is not acceptable
     ├── CoverageError         (RuntimeError)  the measurements have no answer here
     └── SpeculationError      (ValueError)    the question cannot carry a draft length
         └── DraftLengthTypeError (TypeError)  the draft length is not an integer
@@ -47,6 +49,18 @@ class TraceError(FpmError, ValueError):
     """An engine trace, a benchmark artifact or a table of observations is refused: file, line, column or meaning."""
 
     default_code = "trace"
+
+
+class OptionError(FpmError, ValueError):
+    """An option, or the whole configuration, is not one that a model can be built with."""
+
+    default_code = "option"
+
+
+class ModelFileError(FpmError, ValueError):
+    """A saved model cannot be loaded, or a model cannot be saved."""
+
+    default_code = "model_file"
 
 
 class CoverageError(FpmError, RuntimeError):
