@@ -38,8 +38,12 @@ class Features(NamedTuple):
 
 
 def iteration_features(xp: Any, work: Work, weights: Sequence[Any] = (1.0, 1.0, 1.0)) -> Features:
-    """Kind, attention and moe work of every iteration; weights: of KV reads, prefill pairs and FFN tokens."""
-    kv_weight, pair_weight, token_weight = weights
+    """Kind, attention and moe work of every iteration.
+
+    weights: of KV reads, of prefill pairs and of FFN tokens; each [] or [n...].
+    """
+    token_weight = weights[2]
+    kv_weight, pair_weight = (w[..., None] if np.ndim(w) else w for w in weights[:2])
     shape = (*work.shape, work.ranks)
     zero, none = xp.zeros(shape), xp.zeros(shape, bool)
     tokens = decoded = read = pairs = zero

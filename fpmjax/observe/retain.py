@@ -172,3 +172,12 @@ def choose(xp: Any, condition: Array, then: Any, otherwise: Any) -> Any:
     if xp is np:
         return then if condition else otherwise
     return jax.tree.map(lambda a, b: xp.where(condition, a, b), then, otherwise)
+
+
+def repeat(xp: Any, times: Any, body: Callable[[Any, Any], Any], state: Any) -> Any:
+    """`lax.fori_loop` in jax, an ordinary loop in NumPy: state = body(i, state) for i below `times`."""
+    if xp is not np:
+        return lax.fori_loop(0, times, body, state)
+    for i in range(times):
+        state = body(i, state)
+    return state

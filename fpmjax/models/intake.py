@@ -1,0 +1,93 @@
+"""From observations to the rows that stores learn: checked as a whole, on the host, before anything changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import log1p
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fpmjax.errors import MetricsError
+from fpmjax.iteration import askable
+from fpmjax.observe.features import KINDS, ROLES, breaks_role, iteration_features, lacks_lists, need_lists, project
+from fpmjax.observe.observations import Observations
+from fpmjax.work import Array
+
+PART = 1 << 16  # iterations whose features are made at once
+
+NO_LISTS = (
+    "selected request features require extend_lengths and past_kv_lengths on every active rank\n"
+    "hint: have the engine list its requests, or select axes of totals: attention, moe, n, logN, n2"
+)
+
+
+class Rows(NamedTuple):
+    """What stores learn: store int64 [n], x float64 [n, axes], z [n, sampling axes], y [n] ms."""
+
+    store: Array
+    x: Array
+    z: Array
+    y: Array
+
+    def of(self, chosen: Array) -> Rows:
+        return Rows(*(a[chosen] for a in self))
+
+
+def wrong_role(role: str) -> str:
+    """The message about work that a worker of this role does not do."""
+    other = {"prefill": "decode", "decode": "prefill"}[role]
+    return (
+        f"a {role} worker's regression received scheduled {other} work\n"
+        f'hint: route each worker\'s iterations to a model of its own, or use role="aggregated"'
+    )
+
+
+def rows_of(
+    observations: Observations,
+    role: str,
+    feature_axes: Sequence[str],
+    sampling_axes: Sequence[str],
+    weights: Array,
+    which: Array | None = None,
+) -> Rows:
+    """The observations as rows of the stores of one model, or of a stack of models.
+
+    weights: float64 [3], or [models, 3] with `which`, int [n], the model that each observation is for.
+    Raises MetricsError: `role`, `lists_needed`; the message names the first iteration.
+    """
+    kinds = np.array([ROLES[role].index(kind) if kind in ROLES[role] else -1 for kind in KINDS])
+    found = []
+    for start, part in parts(observations):
+        asked, _ = askable(np, part.work)
+        models = None if which is None else which[start : start + len(part)]
+        features = iteration_features(
+            np, asked, tuple(np.moveaxis(weights if models is None else weights[models], -1, 0))
+        )
+        busy = features.kind >= 0
+        refuse_first(start, breaks_role(np, asked, role).any(-1), "role", wrong_role, role)
+        if need_lists((*feature_axes, *sampling_axes)):
+            refuse_first(start, lacks_lists(np, asked).any(-1) & busy, "lists_needed", lambda: NO_LISTS)
+        x = project(np, asked, features, feature_axes)
+        z = project(np, asked, features, sampling_axes)
+        # libm's log1p decides cells; NumPy's vectorised one may differ in the last bit.
+        z = np.fromiter(map(log1p, z.ravel().tolist()), np.float64, z.size).reshape(z.shape)
+        y = np.asarray(part.wall_ms, np.float64)
+        store = kinds[features.kind] + (0 if models is None else len(ROLES[role]) * models)
+        kept = busy & np.isfinite(x).all(-1) & np.isfinite(z).all(-1) & np.isfinite(y) & (y > 0)
+        found.append(Rows(store, x, z, y).of(kept))
+    return Rows(*(np.concatenate(column) for column in zip(*found, strict=True)))
+
+
+def parts(observations: Observations) -> Iterator[tuple[int, Observations]]:
+    """(first iteration, slice) of at most `PART` iterations, NumPy arrays."""
+    whole: Observations = jax.tree.map(np.asarray, observations)
+    for start in range(0, max(len(whole), 1), PART):
+        yield start, whole[start : start + PART]
+
+
+def refuse_first(start: int, bad: Array, code: str, message: Any, *args: Any) -> None:
+    """MetricsError about the first iteration where `bad`, if any."""
+    if bad.any():
+        raise MetricsError(f"observation {start + int(bad.argmax())}: {message(*args)}", code=code)
