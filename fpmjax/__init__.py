@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from fpmjax.models.direct import Direct as Direct
     from fpmjax.models.direct import direct as direct
     from fpmjax.observe.observations import Observations as Observations
+    from fpmjax.observe.trace import read_trace as read_trace
     from fpmjax.rule import SpeculativeRule as SpeculativeRule
     from fpmjax.speculative import speculative as speculative
     from fpmjax.status import Status as Status
@@ -55,6 +56,7 @@ _HOME = {
     "Identity": "tables.identity",
     "direct": "models.direct",
     "Direct": "models.direct",
+    "read_trace": "observe.trace",
     "Observations": "observe.observations",
     "Work": "work",
     "RequestLists": "work",

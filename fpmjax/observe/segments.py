@@ -1,0 +1,171 @@
+"""Finds the files of an engine trace, orders them and streams their lines.
+
+A trace is a series of segments `<prefix>.<producer-id>.<index>.jsonl[.gz]`: rolled by size, the oldest deleted first,
+so a series may start above index 0 and have holes.  Compressed segments are concatenated gzip members, one per flush;
+a writer that died leaves the last member of the newest segment cut, and what stands before the cut is good.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import re
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, NoReturn
+
+from fpmjax.errors import TraceError
+
+SEGMENT = re.compile(r"(?P<prefix>[^.].*)\.(?P<producer>[A-Za-z0-9_-]+)\.(?P<index>\d{6,18})\.jsonl(\.gz)?")
+PROBE = "_worker_probe.json"  # written beside an artifact, not one
+CHUNK = 1 << 18
+LONGEST_LINE = 1 << 26
+GZIP = b"\x1f\x8b"
+
+
+class Truncated(Exception):
+    """The file ends inside a gzip member or inside a line."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file to read.
+
+    series: what its segments have in common; index: its place there; last: no later segment of the series is read.
+    """
+
+    path: Path
+    series: tuple[str, str]
+    index: int
+    last: bool = True
+
+    @property
+    def is_artifact(self) -> bool:
+        return self.path.suffix == ".json"
+
+
+def refuse(code: str, message: str, hint: str) -> NoReturn:
+    """Raise TraceError with its hint line."""
+    raise TraceError(f"{message}\nhint: {hint}", code=code)
+
+
+def find(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[Source]:
+    """Every file that `paths` name, each once, segments of a series in the order of their index.
+
+    A folder gives the segments in it (not below it); a glob also plain `.jsonl` files and `.json` artifacts.  Lock
+    files, write probes and anything else there are passed over; a file that is named itself has to be readable.
+
+    Raises TraceError: `no_files`, `file`, `paths`.
+    """
+    given = [paths] if isinstance(paths, (str, os.PathLike)) else paths
+    if not isinstance(given, Iterable):
+        refuse("paths", f"paths is of type {type(paths).__name__}", "pass a file, a glob, a folder, or a list of these")
+    found: dict[str, Source] = {}
+    for item in given:
+        if not isinstance(item, (str, os.PathLike)):
+            refuse("paths", f"a path is of type {type(item).__name__}", "pass text or pathlib.Path")
+        for path in _expand(os.fspath(item)):
+            found.setdefault(os.path.realpath(path), _source(path))
+    ordered = sorted(found.values(), key=lambda s: (s.series, s.index, s.path.name))
+    highest = {source.series: source.index for source in ordered}
+    return [Source(s.path, s.series, s.index, s.index == highest[s.series]) for s in ordered]
+
+
+def _expand(name: str) -> list[Path]:
+    path = Path(name)
+    if path.is_dir():
+        inside = [p for p in path.iterdir() if SEGMENT.fullmatch(p.name) and p.is_file()]
+        return inside or _nothing(name, "the folder holds no segment")
+    if path.is_file():
+        if path.name.endswith((".jsonl", ".jsonl.gz", ".json")) and not path.name.endswith(PROBE):
+            return [path]
+        refuse(
+            "file",
+            f"{name} is neither a trace nor an artifact",
+            "traces end in .jsonl or .jsonl.gz, artifacts in .json",
+        )
+    if glob.has_magic(name):
+        matched = [Path(p) for p in glob.glob(name) if os.path.isfile(p)]
+        kept = [p for p in matched if p.name.endswith((".jsonl", ".jsonl.gz", ".json")) and not p.name.endswith(PROBE)]
+        return kept or _nothing(name, "the glob matches no trace file")
+    _nothing(name, "there is no such file")
+
+
+def _nothing(name: str, why: str) -> NoReturn:
+    refuse("no_files", f"{name}: {why}", "segments are named <prefix>.<producer-id>.<6 digits>.jsonl or .jsonl.gz")
+
+
+def _source(path: Path) -> Source:
+    parts = SEGMENT.fullmatch(path.name)
+    if parts is None:
+        return Source(path, (str(path), ""), 0)
+    return Source(path, (str(path.parent / parts["prefix"]), parts["producer"]), int(parts["index"]))
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, list[bytes]]]:
+    """Blocks of whole lines without their newline, each with the number of its first line.
+
+    Raises Truncated after the last whole line where the file is cut; TraceError `file`, `gzip` or `long_line`.
+    """
+    number, tail = 1, b""
+    cut: Truncated | None = None
+    try:
+        with open(path, "rb") as stream:
+            blocks = _blocks(stream, path)
+            while True:
+                try:
+                    block = next(blocks, b"")
+                except Truncated as error:
+                    cut, block = error, b""
+                if not block:
+                    break
+                lines = (tail + block).split(b"\n")
+                tail = lines.pop()
+                if len(tail) > LONGEST_LINE:
+                    refuse(
+                        "long_line",
+                        f"{path}:{number + len(lines)}: the line is longer than {LONGEST_LINE} bytes",
+                        "a trace row is one short JSON object per line",
+                    )
+                yield number, lines
+                number += len(lines)
+    except zlib.error as error:
+        refuse("gzip", f"{path}:{number}: the compressed data is damaged: {error}", "copy the segment again")
+    except OSError as error:
+        refuse("file", f"{path} cannot be read: {error}", "check the file and its permissions")
+    if cut is not None:
+        raise cut
+    if tail:
+        try:
+            json.loads(tail)
+        except (ValueError, RecursionError):
+            raise Truncated(f"{path}:{number}: the last line is cut") from None
+        yield number, [tail]
+
+
+def _blocks(stream: BinaryIO, path: Path) -> Iterator[bytes]:
+    """Bytes of the file, decompressed where its name or its first bytes say gzip."""
+    chunk = stream.read(CHUNK)
+    if path.suffix != ".gz" and chunk[:2] != GZIP:
+        while chunk:
+            yield chunk
+            chunk = stream.read(CHUNK)
+        return
+    member = None
+    while chunk:
+        if member is None:
+            chunk = chunk.lstrip(b"\0")  # padding between members is allowed
+            member = zlib.decompressobj(wbits=31) if chunk else None
+        while member is not None and chunk:
+            if block := member.decompress(chunk, CHUNK):
+                yield block
+            chunk = member.unconsumed_tail
+            if member.eof:
+                chunk = member.unused_data.lstrip(b"\0")
+                member = zlib.decompressobj(wbits=31) if chunk else None
+        chunk = stream.read(CHUNK)
+    if member is not None:
+        raise Truncated(f"{path}: the last gzip member is cut")
