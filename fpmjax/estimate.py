@@ -224,15 +224,15 @@ def answer(model: Any, work: Work, depth: Any, factor: Any, *, evidence: bool, p
     """One chunk; what the host can fill in is left out, for every output costs memory bandwidth."""
     ask = partial(model, evidence=evidence)
     if depth is None:
-        return slim(ask(work), work)
+        return slim(model, ask(work), work)
     result, refusal = widen_and_ask(jnp, ask, work, depth, factor, published)
-    result = replace(result, stp=slim(result.stp, work), draft_length=None, scaling_factor=None)
+    result = replace(result, stp=slim(model, result.stp, work), draft_length=None, scaling_factor=None)
     return result, refusal
 
 
-def slim(result: Estimate, work: Work) -> Estimate:
-    """The estimate without the rank of single-rank work."""
-    return replace(result, rank=None) if work.ranks == 1 else result
+def slim(model: Any, result: Estimate, work: Work) -> Estimate:
+    """The estimate without the rank of single-rank work, where the model tells ranks apart."""
+    return replace(result, rank=None) if work.ranks == 1 and getattr(model, "by_rank", True) else result
 
 
 def complete(result: Any, depth: Any, factor: Any, ranks: int) -> Any:

@@ -40,17 +40,19 @@ def raise_first_refusal(model: Any, work: Work, result: Estimate | SpeculativeEs
         text = f"draft_length={depth} widens every request to {int(depth) + 1} rows: "
         if reason.error is CoverageError:
             asked, _ = widen(np, asked, np.asarray(depth), np.zeros(asked.ranks, np.int8))
-    error = reason.error
+    error, code = reason.error, reason.code
     if reason.error is CoverageError and hasattr(model, "explain"):
         why = model.explain(reason, asked)
     elif reason is Status.INVALID_WORK and model.execution != "autoregressive":
         error, why = CoverageError, ROUNDS
+    elif reason is Status.INVALID_WORK and hasattr(model, "malformed"):
+        code, why = model.malformed(asked)
     else:
         why = f"{reason.sentence}\nhint: {HINTS[reason]}" if reason in HINTS else reason.sentence
     if status.ndim:
         where = ", ".join(map(str, first))
         text = f"{int(refused.sum()):,} of {status.size:,} queries have no answer; the first, [{where}]: {text}"
-    raise error(text + why, code=reason.code)
+    raise error(text + why, code=code)
 
 
 ROUNDS = (
