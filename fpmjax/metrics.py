@@ -10,7 +10,6 @@ as integers.  No field is ever cast from float, text or bool.
 
 from __future__ import annotations
 
-import json
 import math
 import operator
 import reprlib
@@ -19,6 +18,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
+from fpmjax import strict_json
 from fpmjax.errors import MetricsError
 
 U32_MAX = 2**32 - 1
@@ -49,7 +49,7 @@ def parse_iteration(obj: Any) -> list[RankMetrics]:
     `prefill_sums_without_requests`, `decode_kv_without_requests`, `lists_together`, `lists_length`.
     """
     if isinstance(obj, (str, bytes, bytearray)):
-        obj = _decode_json(obj)
+        obj = read_json(obj)
     if not isinstance(obj, (list, tuple)):
         obj = (obj,)
     elif not obj:
@@ -109,48 +109,21 @@ def as_float(value: Any) -> float | None:
 # --- JSON text ---------------------------------------------------------------------------------------------
 
 
-def _integer_token(token: str) -> int | float:
-    if token == "-0":
-        return -0.0  # the schema's integers are unsigned tokens, so this one is a float
-    if len(token) > 300 and math.isinf(float(token)):
-        raise ValueError(f"number out of range: {token[:20]}...")
-    return int(token)
-
-
-def _float_token(token: str) -> float:
-    number = float(token)
-    if math.isinf(number):
-        raise ValueError(f"number out of range: {token[:20]}")
-    return number
-
-
-def _constant_token(token: str) -> NoReturn:
-    raise ValueError(f"{token} is not JSON")
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    keys = dict(pairs)
-    if len(keys) < len(pairs):
-        names = [key for key, _ in pairs]
-        raise ValueError(f"key {show(next(n for n in names if names.count(n) > 1))} occurs twice in one object")
-    return keys
-
-
-_DECODER = json.JSONDecoder(
-    object_pairs_hook=_object, parse_int=_integer_token, parse_float=_float_token, parse_constant=_constant_token
-)
-
-
-def _decode_json(text: str | bytes | bytearray) -> Any:
+def read_json(text: str | bytes | bytearray) -> Any:
+    """The value of a JSON text; MetricsError (`json`) for anything that is not strictly JSON."""
     try:
-        return _DECODER.decode(text if isinstance(text, str) else text.decode())
-    except (ValueError, RecursionError) as error:
-        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        return strict_json.decode(text)
+    except ValueError as error:
         refuse(
             "json",
-            f"the metrics are not JSON text: {reason}",
+            f"the metrics are not JSON text: {error}",
             "pass one JSON object per rank, or a list of them; json.dumps(...) writes it",
         )
+
+
+# Former names, for modules that still import them.
+_decode_json, _object = read_json, strict_json.unique_keys
+_integer_token, _constant_token = strict_json.integer_token, strict_json.constant_token
 
 
 # --- fields ------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from fpmjax.cli.arguments import UsageError, count
 from fpmjax.cli.files import PARQUET, csv_header, csv_records, lines, open_input, whole
 from fpmjax.cli.output import note
 from fpmjax.errors import MetricsError
-from fpmjax.metrics import _decode_json as decode_json
+from fpmjax.metrics import read_json
 
 if TYPE_CHECKING:
     from fpmjax.work import Work
@@ -96,7 +96,7 @@ def unwrap(label: str, place: str, line: bytes) -> Any:
     if b'"event"' not in line:
         return line
     try:
-        row = decode_json(line)
+        row = read_json(line)
     except MetricsError as error:
         raise MetricsError(f"{label}, {place}: {error}", code=error.code) from None
     if not isinstance(row, dict) or "event" not in row:
@@ -126,7 +126,7 @@ def metrics_file(name: str) -> tuple[Work, list[str]]:
 def stands_alone(line: bytes) -> bool:
     """Whether a line is JSON by itself."""
     try:
-        decode_json(line)
+        read_json(line)
     except MetricsError:
         return False
     return True

@@ -10,6 +10,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from fpmjax import strict_json
 from fpmjax.errors import TableError
 from fpmjax.tables.identity import DATABASE, shorten
 from fpmjax.tables.policy import COORDINATE_SYSTEM, POLICIES, SCHEMA_NAME, SCHEMA_VERSIONS, Policy
@@ -39,18 +40,11 @@ def read_sidecar(data: bytes, label: str) -> dict[str, Any]:
     levels of nesting.  Refused although the peer reads the last one: a key that occurs twice.
     """
     try:
-        value = json.loads(
-            data.decode("utf-8"),
-            object_pairs_hook=_unique,
-            parse_constant=_no_constant,
-            parse_float=_finite_float,
-            parse_int=_finite_int,
-        )
+        value = strict_json.decode(data)
         _check_depth_and_text(value)
-    except (ValueError, OverflowError, RecursionError) as error:
-        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+    except ValueError as error:
         raise TableError(
-            f"FPM metadata sidecar is not valid JSON ({shorten(reason)[1:-1]}): {label}\n"
+            f"FPM metadata sidecar is not valid JSON ({shorten(str(error))[1:-1]}): {label}\n"
             "hint: the sidecar is one UTF-8 JSON object; fetch the pair again, or rewrite it with `fpmjax.write_table`",
             code="sidecar_json",
         ) from None
@@ -180,32 +174,6 @@ def _show(value: Any) -> str:
         return "absent"
     text = json.dumps(value)
     return text if len(text) <= 100 else f"{text[:97]}..."
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value = dict(pairs)
-    if len(value) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key {twice!r} occurs twice")
-    return value
-
-
-def _no_constant(token: str) -> Any:
-    raise ValueError(f"{token} is not JSON")
-
-
-def _finite_float(token: str) -> float:
-    value = float(token)
-    if value in (float("inf"), float("-inf")):
-        raise ValueError("number out of range")
-    return value
-
-
-def _finite_int(token: str) -> int:
-    value = int(token)
-    float(value)  # OverflowError beyond float64
-    return value
 
 
 def _check_depth_and_text(value: Any) -> None:
