@@ -9,20 +9,11 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
+import table_pairs
+
 from fpmjax.cli import main
 
-IDENTITY = {
-    "model": "acme/möbius",
-    "system": "h200_sxm",
-    "backend": "vllm",
-    "backend_version": "0.24.0",
-    "gemm_quant_mode": "bfloat16",
-    "moe_quant_mode": "bfloat16",
-    "fmha_quant_mode": "bfloat16",
-    "comm_quant_mode": "half",
-    "kv_cache_dtype": "bfloat16",
-    **dict.fromkeys(("tp", "pp", "dp", "moe_tp", "moe_ep", "cp"), 1),
-}
+IDENTITY = table_pairs.IDENTITY | {"model": "acme/möbius"}
 
 
 @dataclass

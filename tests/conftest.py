@@ -37,3 +37,19 @@ def embedded_cells(embedded_path):
 def embedded_cell(embedded_cells):
     """The embedded table's TP1 cell."""
     return embedded_cells.select(tp=1)
+
+
+@pytest.fixture(scope="module")
+def surface():
+    """The facade over a made-up table whose decode takes B + K / 1024 ms."""
+    from asking import SURFACE, facade
+
+    return facade(SURFACE)
+
+
+@pytest.fixture
+def never_compiles(monkeypatch):
+    """No query may reach compiled code."""
+    from asking import forbid_compiling
+
+    forbid_compiling(monkeypatch)

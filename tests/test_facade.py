@@ -9,7 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from asking import SPECULATIVE, SURFACE, Wrapped, decode, facade, forbid_compiling, prefill, refusal
+from asking import SPECULATIVE, Wrapped, decode, prefill, refusal
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,16 +21,7 @@ from fpmjax.models.direct import direct
 from fpmjax.status import Status
 from fpmjax.work import Work
 
-
-@pytest.fixture(scope="module")
-def surface() -> ForwardPassPerfModel:
-    return facade(SURFACE)
-
-
-@pytest.fixture(autouse=True)
-def never_compiles(monkeypatch):
-    """No query of the facade may reach compiled code."""
-    forbid_compiling(monkeypatch)
+pytestmark = pytest.mark.usefixtures("never_compiles")
 
 
 # One iteration

@@ -7,22 +7,12 @@ from itertools import chain
 
 import numpy as np
 import pytest
-from asking import DETAIL, SPECULATIVE, SURFACE, facade, forbid_compiling, records, refusal
+from asking import DETAIL, SPECULATIVE, SURFACE, facade, records, refusal
 
 from fpmjax.errors import CoverageError, DraftLengthTypeError, MetricsError, SpeculationError
-from fpmjax.facade import ForwardPassPerfModel
 from fpmjax.speculative import split_length
 
-
-@pytest.fixture(scope="module")
-def surface() -> ForwardPassPerfModel:
-    return facade(SURFACE)
-
-
-@pytest.fixture(autouse=True)
-def never_compiles(monkeypatch):
-    """No query of the facade may reach compiled code."""
-    forbid_compiling(monkeypatch)
+pytestmark = pytest.mark.usefixtures("never_compiles")
 
 
 def agree(got, want, where: str = "") -> None:
