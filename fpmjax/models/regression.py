@@ -163,17 +163,18 @@ class Regression:
         asked, status = askable(xp, work)
         features = iteration_features(xp, asked, tuple(self.weights[i] for i in range(3)))
         busy = features.kind >= 0
-        refused = (status != OK) | breaks_role(xp, asked, self.role)
+        malformed = breaks_role(xp, asked, self.role)
         if need_lists(self.feature_axes):
-            refused = refused | (lacks_lists(xp, asked) & busy[..., None])
-        refused = refused.any(-1)
+            malformed = malformed | (lacks_lists(xp, asked) & busy[..., None])
+        refusal = first_refusal(xp, xp.where((status == OK) & malformed, INVALID, status))
         x = project(xp, asked, features, self.feature_axes)
         ms: Any = xp.full(busy.shape, np.nan)
         for i, kind in enumerate(self.kinds):
             ms = xp.where(features.kind == KINDS.index(kind), predict(xp, self._store(i), x), ms)
         status = xp.where(busy, xp.where(xp.isnan(ms), NOT_READY, OK), IDLE)
-        ms = xp.where(refused, np.nan, xp.where(busy, ms, 0.0))
-        return Estimate(ms, xp.where(refused, INVALID, status), xp.full(busy.shape, np.int32(-1)))
+        fine = refusal == OK
+        ms = xp.where(fine, xp.where(busy, ms, 0.0), np.nan)
+        return Estimate(ms, xp.where(fine, status, refusal), xp.full(busy.shape, np.int32(-1)))
 
     def explain(self, reason: Status, work: Work) -> str:
         """Why one iteration (fields [r]) has no answer."""
@@ -219,6 +220,12 @@ def predict(xp: Any, store: Learner, x: Array) -> Array:
         curve = store.spline(xp, x)
         ms = xp.where(inside & ~xp.isnan(curve) & ~xp.isnan(ms), curve, ms)
     return xp.maximum(ms, FLOOR_MS)
+
+
+def first_refusal(xp: Any, status: Array) -> Array:
+    """int8 [n...]: the first status [n..., r] other than OK, or OK."""
+    first = xp.expand_dims(xp.argmax(status != OK, axis=-1), -1)
+    return xp.take_along_axis(status, first, -1)[..., 0]
 
 
 def put(whole: Array, i: int, part: Array) -> Array:
@@ -280,7 +287,7 @@ def update_many(models: Regression, observations: Observations, which: Any) -> R
         )
     rows = rows_of(observations, models.role, models.feature_axes, models.sampling_axes, models.weights, which)
     kinds = len(models.kinds)
-    flat: Learner = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), models.learners)
+    flat: Learner = jax.tree.map(lambda x: x.reshape(count * kinds, *x.shape[2:]), models.learners)
     rules = jax.tree.map(lambda x: np.repeat(x, kinds, 0), models.rules)
     order = np.argsort(rows.store, kind="stable")
     counts = np.bincount(rows.store, minlength=count * kinds)
