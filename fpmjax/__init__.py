@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from fpmjax.errors import TableError as TableError
     from fpmjax.errors import TraceError as TraceError
     from fpmjax.estimate import estimate as estimate
+    from fpmjax.evaluate import evaluate as evaluate
     from fpmjax.facade import ForwardPassPerfModel as ForwardPassPerfModel
     from fpmjax.models.direct import Direct as Direct
     from fpmjax.models.direct import direct as direct
@@ -61,6 +62,7 @@ _HOME = {
     "Work": "work",
     "RequestLists": "work",
     "estimate": "estimate",
+    "evaluate": "evaluate",
     "speculative": "speculative",
     "SpeculativeRule": "rule",
     "x64": "_jax",
