@@ -1,0 +1,321 @@
+"""Models in files: one NPZ with a JSON manifest, every bit as it was, nothing that runs on loading.
+
+    manifest.npy   UTF-8 JSON: format, version, package, the tree of fields and static options, dtypes and shapes
+    a0.npy ...     the arrays, in the order of the tree
+    digest.npy     SHA-256 of the members before it, byte for byte
+
+Only the kinds of `KINDS` are written and read.  The digest finds damage, not forgery: whoever can write the file can
+write the digest too, and can then make a model that answers nonsense, but nothing worse.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import importlib
+import io
+import json
+import math
+import os
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jax
+import numpy as np
+
+from fpmjax._jax import x64
+from fpmjax.errors import FpmError, ModelFileError
+from fpmjax.work import Work
+
+FORMAT, VERSION = "fpmjax model", 1
+MANIFEST, DIGEST = "manifest.npy", "digest.npy"
+# What a model is made of, by the module that defines it.
+KINDS = {
+    "Direct": "models.direct",
+    "Regression": "models.regression",
+    "Corrected": "models.corrected",
+    "DecodeTable": "lookup.decode",
+    "PrefillTable": "lookup.prefill",
+    "Axis": "lookup.axis",
+    "Knots": "lookup.curves",
+    "Cell": "tables.cell",
+    "Points": "tables.cell",
+    "Identity": "tables.identity",
+    "Learner": "models.learner",
+    "Rules": "models.learner",
+    "Plane": "models.plane",
+    "Spline": "models.spline",
+    "Grid": "observe.retain",
+    "Boxes": "observe.ratios",
+    "Fixed": "observe.ratios",
+    "Local": "observe.ratios",
+}
+MODELS = ("Direct", "Regression", "Corrected")
+BESIDE = {"Direct": "cell"}  # attributes that are no fields, but that messages and coverage need
+DTYPES = {np.dtype(name).str for name in ("bool", "u1", "i1", "u4", "i4", "u8", "i8", "f8")}
+
+
+def save_model(model: Any, path: str | os.PathLike[str]) -> None:
+    """Write a model to one file; an older file of that name is replaced when the new one is complete.
+
+    model: from `direct`, `regression` or `corrected`, with its observations; also a stack of models.
+
+    Raises ModelFileError: `kind` for what is none of these, `unwritable`.
+    """
+    arrays: list[np.ndarray] = []
+    tree = encode(model, arrays)
+    if tree.get("kind") not in MODELS:
+        refuse(f"a {type(model).__name__} is no model that can be saved", f"save one of {', '.join(MODELS)}", "kind")
+    from fpmjax import __version__
+
+    manifest = {
+        "format": FORMAT,
+        "version": VERSION,
+        "package": __version__,
+        "kind": tree["kind"],
+        "single": fault_of(model) is None,  # a stack of models answers only under vmap
+        "arrays": [{"dtype": a.dtype.str, "shape": list(a.shape)} for a in arrays],
+        "model": tree,
+    }
+    text = np.frombuffer(json.dumps(manifest, ensure_ascii=False, allow_nan=False).encode(), np.uint8)
+    members = {MANIFEST: npy(text), **{member(i): npy(array) for i, array in enumerate(arrays)}}
+    members[DIGEST] = npy(np.frombuffer(digest_of(members.values()), np.uint8))
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_STORED) as archive:
+        for name, data in members.items():
+            archive.writestr(zipfile.ZipInfo(name), data)
+    write(Path(path), out.getvalue())
+
+
+def load_model(path: str | os.PathLike[str]) -> Any:
+    """The model of a file that `save_model` wrote, bit for bit.
+
+    Everything is checked before anything is built.  Raises ModelFileError: `unreadable`, `not_a_model` (another
+    kind of file, or a cut one), `version`, `digest`, `malformed` (what no model is made of), `shape` (arrays that do
+    not make up a model).
+    """
+    members = read_members(path)
+    manifest = read_manifest(members, path)
+    arrays = read_arrays(members, manifest, path)
+    try:
+        model, used = decode(manifest["model"], arrays), count_arrays(manifest["model"])
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError) as error:
+        refuse(f"{path} holds no model that this version knows: {error}", written_by(manifest), "malformed")
+    if used != list(range(len(arrays))) or manifest.get("kind") not in MODELS or kind_of(model) != manifest["kind"]:
+        refuse(f"{path} holds fields that no model has", written_by(manifest), "malformed")
+    fault = fault_of(model) if manifest.get("single") else None
+    if fault is not None:
+        refuse(f"the arrays of {path} do not make up a {manifest['kind']}: {fault}", written_by(manifest), "shape")
+    return model
+
+
+# Trees
+
+
+def encode(value: Any, arrays: list[np.ndarray]) -> Any:
+    """The value as JSON; arrays are appended to `arrays` and stand there by their position."""
+    if isinstance(value, (np.ndarray, np.generic, jax.Array)):
+        array = np.asarray(value)
+        if array.dtype.str not in DTYPES:
+            refuse(
+                f"an array of {array.dtype} is no part of a model", "models hold numbers of 8, 32 or 64 bits", "kind"
+            )
+        arrays.append(array)
+        return {"scalar" if isinstance(value, np.generic) else "array": len(arrays) - 1}
+    if value is None or isinstance(value, (bool, int, str)):
+        return {"is": value}
+    if isinstance(value, float):
+        return {"float": value.hex()}
+    if isinstance(value, tuple):
+        return {"tuple": [encode(item, arrays) for item in value]}
+    if kind_of(value) is None:
+        refuse(f"a {type(value).__name__} is no part of a model that can be saved", "save the model itself", "kind")
+    node: dict[str, Any] = {"kind": kind_of(value)}
+    node["fields"] = {f.name: encode(getattr(value, f.name), arrays) for f in dataclasses.fields(value)}
+    beside = BESIDE.get(node["kind"])
+    if beside:
+        node["beside"] = encode(getattr(value, beside), arrays)
+    return node
+
+
+def decode(node: Any, arrays: list[np.ndarray]) -> Any:
+    """The value of a node; KeyError, TypeError or ValueError where there is none."""
+    if "kind" in node:
+        cls = class_of(node["kind"])
+        names = [f.name for f in dataclasses.fields(cls)]
+        if sorted(names) != sorted(node["fields"]):
+            raise ValueError(f"the fields of {node['kind']} are {', '.join(names)}")
+        value = cls(**{name: decode(node["fields"][name], arrays) for name in names})
+        if "beside" in node:
+            object.__setattr__(value, BESIDE[node["kind"]], decode(node["beside"], arrays))
+        return value
+    ((form, content),) = node.items()
+    if form in ("array", "scalar"):
+        return arrays[content] if form == "array" else arrays[content][()]
+    if form == "tuple":
+        return tuple(decode(item, arrays) for item in content)
+    if form == "float":
+        return float.fromhex(content)
+    if form == "is" and (content is None or isinstance(content, (bool, int, str))):
+        return content
+    raise ValueError(f"unknown form {form!r}")
+
+
+def count_arrays(node: Any) -> list[int]:
+    """Positions of all arrays in a decoded tree, in its order."""
+    if "kind" in node:
+        inner = [*node["fields"].values(), *([node["beside"]] if "beside" in node else [])]
+    else:
+        ((form, content),) = node.items()
+        if form in ("array", "scalar"):
+            return [content]
+        inner = content if form == "tuple" else []
+    return [i for each in inner for i in count_arrays(each)]
+
+
+def kind_of(value: Any) -> str | None:
+    """The registered name of a value's class."""
+    name = type(value).__name__
+    return name if type(value).__module__ == f"fpmjax.{KINDS.get(name)}" else None
+
+
+def class_of(kind: Any) -> Any:
+    if kind not in KINDS:
+        raise ValueError(f"unknown kind {kind!r}")
+    return getattr(importlib.import_module(f"fpmjax.{KINDS[kind]}"), kind)
+
+
+def fault_of(model: Any) -> str | None:
+    """Why a model cannot be traced over one mixed iteration, or None; nothing is computed."""
+    one = np.ones((1, 1), np.uint32)
+    try:
+        with x64():
+            answer = jax.eval_shape(lambda model, work: model(work), model, Work(one, one, one, one, one))
+        if (answer.latency_ms.shape, answer.latency_ms.dtype) != ((1,), np.float64):
+            return f"it answers {answer.latency_ms.dtype} of shape {answer.latency_ms.shape}"
+    except FpmError as error:
+        return str(error).split("\nhint: ")[0]
+    except Exception as error:  # whatever jax raises for arrays that do not fit
+        return (str(error) or type(error).__name__).splitlines()[0]
+    return None
+
+
+# Files
+
+
+def read_members(path: str | os.PathLike[str]) -> dict[str, bytes]:
+    """The members of the archive; only stored ones, so that none unpacks to more than the file holds."""
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        refuse(f"cannot read {path}: {error.strerror}", "give a file that save_model wrote", "unreadable")
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            entries = archive.infolist()
+            if any(e.compress_type != zipfile.ZIP_STORED or e.file_size != e.compress_size for e in entries):
+                raise ValueError("its members are compressed")
+            if sum(e.file_size for e in entries) > len(data):
+                raise ValueError("its members overlap")
+            members = {e.filename: archive.read(e) for e in entries}
+    except (zipfile.BadZipFile, ValueError, NotImplementedError, RuntimeError, OSError, EOFError) as error:
+        refuse(f"{path} is no saved model, or a damaged one: {error}", AGAIN, "not_a_model")
+    if len(members) != len(entries) or not {MANIFEST, DIGEST} <= members.keys():
+        refuse(f"{path} is an archive, but no saved model", AGAIN, "not_a_model")
+    return members
+
+
+def read_manifest(members: dict[str, bytes], path: Any) -> dict[str, Any]:
+    try:
+        manifest = json.loads(array_of(members[MANIFEST]).tobytes())
+    except (ValueError, RecursionError) as error:
+        refuse(f"the manifest of {path} cannot be read: {error}", AGAIN, "not_a_model")
+    if not isinstance(manifest, Mapping) or manifest.get("format") != FORMAT:
+        refuse(f"{path} is an archive, but no saved model", AGAIN, "not_a_model")
+    if manifest.get("version") != VERSION:
+        what = f"{path} has version {manifest.get('version')!r} of the format, but this package reads {VERSION}"
+        refuse(what, written_by(manifest), "version")
+    return dict(manifest)
+
+
+def read_arrays(members: dict[str, bytes], manifest: dict[str, Any], path: Any) -> list[np.ndarray]:
+    listed = manifest.get("arrays")
+    names = [member(i) for i in range(len(listed))] if isinstance(listed, list) else None
+    if names is None or members.keys() != {MANIFEST, DIGEST, *names}:
+        refuse(f"{path} does not hold the arrays that its manifest lists", AGAIN, "malformed")
+    try:
+        stored = array_of(members[DIGEST]).tobytes()
+        arrays = [array_of(members[name]) for name in names]
+    except ValueError as error:
+        refuse(f"an array of {path} cannot be read: {error}", AGAIN, "malformed")
+    if stored != digest_of([members[MANIFEST], *(members[name] for name in names)]):
+        refuse(f"the content of {path} does not have the digest that it states", AGAIN, "digest")
+    if [{"dtype": a.dtype.str, "shape": list(a.shape)} for a in arrays] != listed:
+        refuse(f"the arrays of {path} are not those that its manifest lists", AGAIN, "shape")
+    return arrays
+
+
+AGAIN = "copy or save it again; files are not repaired"
+
+
+def member(i: int) -> str:
+    return f"a{i}.npy"
+
+
+def npy(array: np.ndarray) -> bytes:
+    out = io.BytesIO()
+    np.lib.format.write_array(out, array, version=(1, 0), allow_pickle=False)
+    return out.getvalue()
+
+
+def array_of(data: bytes) -> np.ndarray:
+    """The array of an NPY member, read only; ValueError unless it is plain numbers and exactly as long as it says."""
+    file = io.BytesIO(data)
+    if np.lib.format.read_magic(file) != (1, 0):
+        raise ValueError("unknown version of the array format")
+    shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
+    if dtype.str not in DTYPES:
+        raise ValueError(f"an array of {dtype} is no part of a model")
+    if math.prod(shape) * dtype.itemsize != len(data) - file.tell():
+        raise ValueError(f"an array of shape {shape} is {len(data) - file.tell()} bytes long")
+    array = np.frombuffer(data, dtype, offset=file.tell()).copy()
+    array.flags.writeable = False
+    return array.reshape(shape, order="F" if fortran else "C")
+
+
+def digest_of(members: Any) -> bytes:
+    digest = hashlib.sha256()
+    for data in members:
+        digest.update(data)
+    return digest.digest()
+
+
+def write(path: Path, data: bytes) -> None:
+    """Under a temporary name first, made durable, then renamed."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with open(partial, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except OSError as error:
+        refuse(f"cannot write {path}: {error.strerror}", "name a file in a writable folder that exists", "unwritable")
+    finally:
+        partial.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # the rename itself, where the file system can
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def written_by(manifest: Mapping[str, Any]) -> str:
+    return f"it was written by fpmjax {manifest.get('package')!r}; load it there, or fit the model again"
+
+
+def refuse(what: str, hint: str, code: str) -> NoReturn:
+    raise ModelFileError(f"{what}\nhint: {hint}", code=code)
