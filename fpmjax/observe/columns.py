@@ -28,8 +28,8 @@ NAMES = {
     "prefill_requests": ("prefill_requests", "num_prefill_requests"),
     "prefill_tokens": ("prefill_tokens", "sum_prefill_tokens", "total_prefill_tokens"),
     "prefill_kv": ("prefill_kv", "prefill_kv_tokens", "sum_prefill_kv_tokens", "kv_prefill"),
-    "decode_requests": ("decode_requests", "num_decode_requests", "n_decode"),
-    "decode_kv": ("decode_kv", "decode_kv_tokens", "sum_decode_kv_tokens", "kv_decode"),
+    "decode_requests": ("decode_requests", "num_decode_requests", "n_decode", "batch"),
+    "decode_kv": ("decode_kv", "decode_kv_tokens", "sum_decode_kv_tokens", "kv_decode", "kv"),
     "prefill_length_var": ("prefill_length_var", "var_prefill_length"),
     "decode_kv_var": ("decode_kv_var", "var_decode_kv", "var_decode_kv_tokens"),
     "phase": ("phase",),
@@ -300,13 +300,14 @@ class Reader:
         return RequestLists(arrays[0], arrays[1], counts[0])
 
     def words(self, name: str, known: tuple[str, ...] | None = None) -> np.ndarray:
-        column = self.columns[name]
-        values = np.array([str(word) for word in column.to_pylist()], object)
-        if known is not None:
-            for i, word in enumerate(values):
-                if word not in known:
-                    self.refuse(f"{name} is {word!r} in row {i}", f"it is one of {', '.join(known)}", "values")
-        return values
+        encoded = self.columns[name].dictionary_encode(null_encoding="encode")
+        dictionary = np.array([str(word) for word in encoded.dictionary.to_pylist()], object)
+        codes = encoded.indices.to_numpy(zero_copy_only=False)
+        for code, word in enumerate(dictionary):
+            if known is not None and word not in known:
+                row = int(np.argmax(codes == code))
+                self.refuse(f"{name} is {word!r} in row {row}", f"it is one of {', '.join(known)}", "values")
+        return dictionary[codes]
 
     def timing(self) -> str:
         noted = self.note.get("timing")

@@ -15,6 +15,8 @@ from fpmjax.observe.record import Stream
 from fpmjax.observe.segments import refuse
 from fpmjax.work import COUNTS, VARIANCES, RequestLists, Work
 
+MOST_ENTRIES = 1 << 30  # padded request lists: 16 GiB for both
+
 
 @dataclass(frozen=True, eq=False)
 class Records:
@@ -75,8 +77,8 @@ def iterations_of(
     workers: dict[tuple[str, ...], dict[int, int]] = {}  # worker -> dp_rank -> code of its stream
     for code, stream in enumerate(records.streams):
         workers.setdefault(stream[:4], {})[stream.dp_rank] = code
+    _refuse_loose_ranks(records, workers, joining=group is not None)
     if group is None:
-        _refuse_several_ranks(records, workers)
         members = np.flatnonzero(records.usable)[:, None]
     else:
         joined = [_nearest(records, ranks, tolerance_ms or 0.0) for ranks in workers.values()]
@@ -87,7 +89,7 @@ def iterations_of(
         busy = (records.busy[members] & there).any(-1)
         members = members[busy & (np.where(there, records.wall[members], 0.0).max(-1, initial=0.0) > 0)]
     first = members[:, 0]
-    members = members[np.lexsort((records.counter[first], records.observed[members].max(-1, initial=0)))]
+    members = members[np.lexsort((records.counter[first], records.observed[members].max(-1)))]
     keep = _position(life[members[:, 0]]) >= skip_first
     counts["skipped"] = int((~keep).sum())
     return _gather(records, members[keep]), counts
@@ -124,19 +126,27 @@ def _lives(records: Records) -> tuple[np.ndarray, dict[str, int]]:
     }
 
 
-def _refuse_several_ranks(records: Records, workers: dict[tuple[str, ...], dict[int, int]]) -> None:
+def _refuse_loose_ranks(records: Records, workers: dict[tuple[str, ...], dict[int, int]], *, joining: bool) -> None:
+    """Refuse ranks that nothing joins, and workers of which a rank is missing: a part is no iteration."""
     for worker, ranks in workers.items():
-        if max(ranks) > 0:
-            seen = ", ".join(map(str, sorted(ranks)))
-            first = int(np.argmax(records.stream == ranks[max(ranks)]))
+        seen, highest = ", ".join(map(str, sorted(ranks))), max(ranks)
+        complete = len(ranks) == highest + 1
+        if highest == 0 or (joining and complete):
+            continue
+        place = records.place(int(np.argmax(records.stream == ranks[highest])))
+        who = f"{place}: worker {worker[3]!r} publishes for attention-DP rank {seen}"
+        if not complete:
             refuse(
                 "multi_rank",
-                f"{records.place(first)}: worker {worker[3]!r} publishes for "
-                f"attention-DP rank {seen}; its records carry no step id, and its counters drift, so they do not say "
-                "which of them are one iteration",
-                'pass group="nearest" with tolerance_ms to join ranks by the time observed, or give a self-benchmark '
-                "artifact, whose groups are exact",
+                f"{who}, but there are at least {highest + 1} ranks",
+                "read the traces of all ranks of the worker together; an iteration takes as long as its slowest rank",
             )
+        refuse(
+            "multi_rank",
+            f"{who}; its records carry no step id, and its counters drift, so they do not say which are one iteration",
+            'pass group="nearest" with tolerance_ms to join ranks by the time observed, or give a self-benchmark '
+            "artifact, whose groups are exact",
+        )
 
 
 def _nearest(records: Records, ranks: dict[int, int], tolerance_ms: float) -> np.ndarray:
@@ -149,7 +159,7 @@ def _nearest(records: Records, ranks: dict[int, int], tolerance_ms: float) -> np
     members = np.stack([lead, *(_mutual(records.observed, lead, other) for other in columns[1:])], axis=-1)
     members = members[(members >= 0).all(-1)]
     times = records.observed[members]
-    return members[times.max(-1, initial=0) - times.min(-1, initial=2**62) <= tolerance_ms]
+    return members[times.max(-1) - times.min(-1) <= tolerance_ms]
 
 
 def _mutual(time: np.ndarray, lead: np.ndarray, other: np.ndarray) -> np.ndarray:
@@ -197,6 +207,12 @@ def _gather(records: Records, members: np.ndarray) -> tuple[Work, np.ndarray]:
         return Work(**fields), wall_ms
     given = np.maximum(count, 0)
     starts = np.cumsum(np.maximum(records.listed, 0)) - np.maximum(records.listed, 0)
+    if given.size * int(given.max()) > MOST_ENTRIES:
+        refuse(
+            "too_large",
+            f"the longest of {given.size} request lists has {given.max()} entries, and all are padded to that length",
+            "read fewer segments at a time",
+        )
     inside = np.arange(given.max()) < given[..., None]
     begin = np.where(there, starts[members], 0)
     ends = np.cumsum(given.ravel())

@@ -75,8 +75,8 @@ def read_trace(
     of every reason, as file:line: message) and `warnings`.
 
     Raises TraceError: `speculative`, `multi_rank`, `mixed_timing`, `conflict` (one key, two contents), `truncated`
-    (a cut segment that is not the newest), `gzip`, `file`, `paths`, `no_files`, `long_line`, `artifact`, `option`, and
-    with `strict` the reason of the line.
+    (a cut segment that is not the newest), `gzip`, `file`, `paths`, `no_files`, `long_line`, `too_large`, `artifact`,
+    `option`, and with `strict` the reason of the line.
     """
     if speculative is not False:
         refuse(
