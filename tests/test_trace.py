@@ -428,6 +428,9 @@ def test_spaces_and_key_order_are_learnt_too():
     spaced = json.dumps(json.loads(row(0, extend_lengths=[1, 1], past_kv_lengths=[1, 2])), sort_keys=True).encode()
     layout = learn(spaced)
     assert layout is not None and layout.read(spaced) == careful(decode(spaced), None)
+    assert layout.read(spaced.replace(b"[1, 2]", b"[1, 12]")) is not None
+    for damaged in (b"[1, 02]", b"[1,  2]", b"[1, 2,]", b"[1, -2]", b"[1, 2.0]", b"[1 2]", b"[1, 2, 3]", b"null"):
+        assert layout.read(spaced.replace(b"[1, 2]", damaged)) is None
     assert learn(b'{"event":{"fpm":{}}}') is None
 
 

@@ -19,7 +19,7 @@ COUNT = rb"(0|[1-9]\d{0,8})"
 LARGE = rb"(0|[1-9]\d{0,17})"
 NUMBER = rb"((?:0|[1-9]\d{0,16})(?:\.\d{1,20})?(?:[eE][-+]?\d{1,2})?)"
 TEXT = rb'"([ !#-\[\]-~]*)"'
-LENGTHS = rb"\[(\d{1,9}(?:, ?\d{1,9})*)?\]"
+LENGTHS = rb"\[((?:0|[1-9]\d{0,8})(?:, ?(?:0|[1-9]\d{0,8}))*)?\]"
 LITERAL = None  # the value itself, as the accepted row has it
 
 _SCHEDULED = ("event", "fpm", "scheduled_requests")
