@@ -100,7 +100,8 @@ class Boxes:
         return factor.reshape(work.shape)
 
     def _of_kind(self, xp: Any, k: int, x: Array, y: Array) -> Array:
-        boxes, low, high = self.factor.shape[1], self.low[k], self.high[k]
+        boxes = self.factor.shape[1]
+        low, high, factor = (xp.asarray(a)[k] for a in (self.low, self.high, self.factor))
 
         def inside(i: Any, x: Array, y: Array) -> Array:
             return (x >= low[i, 0]) & (x <= high[i, 0]) & (y >= low[i, 1]) & (y <= high[i, 1])
@@ -115,7 +116,7 @@ class Boxes:
                 lambda i, found: jnp.where(inside(boxes - 1 - i, x, y), boxes - 1 - i, found),
                 jnp.full(x.shape, np.int32(boxes)),
             )
-        return xp.concatenate([self.factor[k], self.otherwise[k][None]])[found]
+        return xp.concatenate([factor, xp.asarray(self.otherwise)[k, None]])[found]
 
 
 class Cells(NamedTuple):
