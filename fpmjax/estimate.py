@@ -21,10 +21,11 @@ import numpy as np
 
 from fpmjax._jax import x64
 from fpmjax.answer import Estimate, SpeculativeEstimate, no_evidence
-from fpmjax.errors import FpmError, SpeculationError
+from fpmjax.errors import FpmError, MetricsError, SpeculationError
+from fpmjax.iteration import shape_of
 from fpmjax.refusal import raise_first_refusal
 from fpmjax.rule import PUBLISHED, SpeculativeRule
-from fpmjax.speculative import draft_lengths, is_published, refuse, require_eligible, speculate, widen_and_ask
+from fpmjax.speculative import draft_lengths, is_published, require_eligible, speculate
 from fpmjax.status import Status
 from fpmjax.work import COUNTS, Work
 
@@ -53,11 +54,7 @@ def estimate(
 
     Returns NumPy arrays of the common shape, float64 and to be read only; scalars for a single query.
     """
-    if not (callable(model) or hasattr(model, "on_host")):
-        raise FpmError(
-            f"estimate asks a model, not a {type(model).__name__}\nhint: make one first, e.g. fpmjax.direct(cell)",
-            code="not_a_model",
-        )
+    check_arguments(model, work, rule)
     if draft_length is None:
         if rule is not None:
             raise SpeculationError("a rule scales speculative rounds\nhint: give draft_length too", code="rule")
@@ -82,9 +79,39 @@ def estimate(
         result = replace(result, draft_length=np.broadcast_to(depth.astype(np.int64), shape))
     if not shape:
         result = jax.tree.map(lambda x: x[()], result)  # the scalars of a single query
+    for x in jax.tree.leaves(result):
+        if isinstance(x, np.ndarray):
+            x.flags.writeable = False
     if check:
-        raise_first_refusal(model, work, result, draft_length)
+        raise_first_refusal(
+            model,
+            work,
+            result,
+            draft_length,
+            lambda one, depths: estimate(model, one, draft_length=depths, check=False),
+        )
     return result
+
+
+def check_arguments(model: Any, work: Any, rule: Any) -> None:
+    """FpmError (`not_a_model`), MetricsError (`payload`), SpeculationError (`rule`) for another type of argument."""
+    if not hasattr(model, "composition") or not hasattr(model, "execution"):
+        raise FpmError(
+            f"estimate asks a model, not a {type(model).__name__}\n"
+            "hint: make one first, e.g. fpmjax.direct(cell); a function of your own goes inside your own jit",
+            code="not_a_model",
+        )
+    if not isinstance(work, Work):
+        raise MetricsError(
+            f"estimate takes Work, not a {type(work).__name__}\n"
+            "hint: Work.decode(requests, kv_tokens), or Work.from_metrics for a dict of engine metrics",
+            code="payload",
+        )
+    shape_of({name: getattr(work, name) for name in COUNTS})
+    if rule is not None and not isinstance(rule, SpeculativeRule):
+        raise SpeculationError(
+            f"rule is a {type(rule).__name__}\nhint: fpmjax.SpeculativeRule(slope, intercept, provenance)", code="rule"
+        )
 
 
 def common_shape(work: tuple[int, ...], depth: tuple[int, ...]) -> tuple[int, ...]:
@@ -225,9 +252,8 @@ def answer(model: Any, work: Work, depth: Any, factor: Any, *, evidence: bool, p
     ask = partial(model, evidence=evidence)
     if depth is None:
         return slim(model, ask(work), work)
-    result, refusal = widen_and_ask(jnp, ask, work, depth, factor, published)
-    result = replace(result, stp=slim(model, result.stp, work), draft_length=None, scaling_factor=None)
-    return result, refusal
+    result = speculate(jnp, ask, work, depth, factor, published)
+    return replace(result, stp=slim(model, result.stp, work), draft_length=None, scaling_factor=None)
 
 
 def slim(model: Any, result: Estimate, work: Work) -> Estimate:
@@ -238,11 +264,8 @@ def slim(model: Any, result: Estimate, work: Work) -> Estimate:
 def complete(result: Any, depth: Any, factor: Any, ranks: int) -> Any:
     """What `slim` and `answer` left out, as views where it is constant."""
     if depth is not None:
-        result, refusal = result
-        stp = complete(result.stp, None, None, ranks)
-        spread = {"draft_length": depth, "scaling_factor": factor}
-        result = replace(result, stp=stp, **{k: np.broadcast_to(x, result.latency_ms.shape) for k, x in spread.items()})
-        return refuse(np, result, refusal[..., :ranks]) if refusal.any() else result
+        factor = np.broadcast_to(factor, result.latency_ms.shape)
+        return replace(result, stp=complete(result.stp, None, None, ranks), scaling_factor=factor)
     shape = result.latency_ms.shape
     if result.rank is None:
         result = replace(result, rank=(result.status == Status.OK).astype(np.int32) - np.int32(1))

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fpmjax.answer import Estimate, Parts
+from fpmjax.errors import MetricsError
 from fpmjax.metrics import U32_MAX
 from fpmjax.status import Status
 from fpmjax.work import COUNTS, PAIRS, Array, Work
@@ -46,9 +47,11 @@ def askable(xp: Any, work: Work, width: int = 1) -> tuple[Work, Array]:
 
     Work made by its constructors is valid; traced work is checked here.  What a refused rank holds afterwards is
     of no consequence: `compose` lets the refusal win.
+
+    Raises MetricsError (`u32`, `payload`) for fields that are no integer arrays of one shape.
     """
     counts = {name: getattr(work, name) for name in COUNTS}
-    status = xp.full(next(x.shape for x in counts.values() if x is not None), OK)
+    status = xp.full(shape_of(counts), OK) if work.refusal is None else work.refusal
     for name, x in counts.items():
         if x is not None and x.dtype != np.uint32:
             wide = x.astype(np.int64)  # a bound of 2**32 - 1 would wrap in int32; what exceeds int64 turns negative
@@ -63,6 +66,22 @@ def askable(xp: Any, work: Work, width: int = 1) -> tuple[Work, Array]:
         status = xp.where((status == OK) & (requests > np.uint32(U32_MAX // width)), OVERFLOW, status)
         counts["decode_requests"] = requests * np.uint32(min(width, U32_MAX))
     return replace(work, **counts), status
+
+
+def shape_of(counts: dict[str, Array]) -> tuple[int, ...]:
+    """The one shape of all counts that are there; MetricsError where they are no integer arrays of one shape."""
+    there = {name: x for name, x in counts.items() if x is not None}
+    hint = "hint: build it with `fpmjax.Work.decode`, `.prefill` or `.of`, which check and broadcast"
+    for name, x in there.items():
+        kind = getattr(x, "dtype", None)
+        if kind is None or np.dtype(kind).kind not in "iu":
+            found = type(x).__name__ if kind is None else f"an array of {kind}"
+            raise MetricsError(f"{name} is {found}, but counts are integer arrays\n{hint}", code="u32")
+    shapes = {x.shape for x in there.values()}
+    if len(shapes) != 1 or () in shapes:
+        said = ", ".join(f"{name} {x.shape}" for name, x in there.items()) or "no field at all"
+        raise MetricsError(f"work needs fields of one shape [n..., ranks], but has {said}\n{hint}", code="payload")
+    return shapes.pop()
 
 
 def compose(xp: Any, work: Work, status: Array, found: Lookups) -> tuple[Array, Array]:

@@ -60,40 +60,21 @@ def speculative(model: Any, work: Work, draft_length: Any, rule: SpeculativeRule
 
 def speculate(xp: Any, ask: Any, work: Work, depth: Array, factor: Array, published: bool) -> SpeculativeEstimate:
     """`speculative` over an array namespace: `ask` answers the widened work; `depth` and `factor` are checked."""
-    return refuse(xp, *widen_and_ask(xp, ask, work, depth, factor, published))
-
-
-def widen_and_ask(xp: Any, ask: Any, work: Work, depth: Array, factor: Array, published: bool) -> tuple:
-    """(the estimate, refusals int8 [n..., r] that it does not heed yet); a refused query was asked as an idle one."""
     shape = np.broadcast_shapes(work.shape, np.shape(depth))
     depth, factor = xp.broadcast_to(depth, shape), xp.broadcast_to(factor, shape)
     work, invalid = askable(xp, work)
-    wide, refusal = widen(xp, work, depth, invalid)
+    wide = widen(xp, work, depth, invalid)
     stp = ask(wide)
-    calibrated = in_study(xp, work, depth) & published
-    return SpeculativeEstimate(factor * stp.latency_ms, depth, factor, calibrated, stp), refusal
+    calibrated = in_study(xp, work, depth) & (wide.refusal == OK).all(-1) & published
+    return SpeculativeEstimate(factor * stp.latency_ms, depth, factor, calibrated, stp)
 
 
-def refuse(xp: Any, result: SpeculativeEstimate, refusal: Array) -> SpeculativeEstimate:
-    """The estimate with the refusals of the widening; the first refusing rank decides."""
-    refused = refusal != OK
-    first = xp.expand_dims(xp.argmax(refused, axis=-1), -1)
-    code, refused = xp.take_along_axis(refusal, first, -1)[..., 0], refused.any(-1)
-    stp = result.stp
-    latency, scaled = (xp.where(refused, np.nan, x) for x in (stp.latency_ms, result.latency_ms))
-    rank, status = xp.where(refused, np.int32(-1), stp.rank), xp.where(refused, code, stp.status)
-    if stp.correction is not None:
-        stp = replace(stp, correction=replace(stp.correction, native_ms=xp.where(refused, np.nan, stp.native_ms)))
-    stp = replace(stp, latency_ms=latency, rank=rank, status=status)
-    return replace(result, latency_ms=scaled, calibrated=result.calibrated & ~refused, stp=stp)
+def widen(xp: Any, work: Work, depth: Array, invalid: Array) -> Work:
+    """The work with d + 1 decode rows per request and the same KV total, and its `refusal` where it cannot be widened.
 
-
-def widen(xp: Any, work: Work, depth: Array, invalid: Array) -> tuple[Work, Array]:
-    """(work with d + 1 decode rows per request and the same KV total; refusals int8 [n..., r]).
-
-    depth: integer [n...]; invalid: int8 [n..., r], refusals of the work itself.  A query with
-    any refused rank becomes idle, so that nothing is looked up for it.  Request lists stay as they are and say how
-    many rows each request became; the rows themselves are never built.
+    depth: integer [n...]; invalid: int8 [n..., r], refusals of the work itself.  All ranks of a query with a refused
+    rank become idle, so that nothing is looked up for it.  Request lists stay as they are and say how many rows each
+    request became; the rows themselves are never built.
     Counts are compared by division, never by a product that could wrap.
     """
     shape = (*depth.shape, work.ranks)
@@ -118,28 +99,28 @@ def widen(xp: Any, work: Work, depth: Array, invalid: Array) -> tuple[Work, Arra
         position = np.arange(work.lists.extend.shape[-1], dtype=np.int32).reshape((1,) * work.lists.count.ndim + (-1,))
         several = ((position < work.lists.count[..., None]) & (work.lists.extend != 1)).any(-1)
         status = xp.where((status == OK) & spread(several) & (requests > 0), NOT_SINGLE_TOKEN, status)
-    askable = (status == OK).all(-1, keepdims=True)
+    sound = (status == OK).all(-1, keepdims=True)
     lists = work.lists
     if lists is not None:
         listed = xp.broadcast_to(lists.count, shape)
         longest = (*shape, lists.extend.shape[-1])
         extend, past = (xp.broadcast_to(x, longest) for x in (lists.extend, lists.past))
-        lists = RequestLists(extend, past, xp.where(askable, listed, np.int32(0)), width)
+        lists = RequestLists(extend, past, xp.where(sound, listed, np.int32(0)), width)
     variance = work.decode_kv_var
     if variance is not None:  # the variance of an even split; no estimator of totals reads it
         variance = spread(variance) / (width.astype(np.float64) * width.astype(np.float64))
-    wide = replace(
+    return replace(
         work,
         prefill_requests=None,
         prefill_tokens=None,
         prefill_kv=None,
         prefill_length_var=None,
-        decode_requests=xp.where(askable, requests * width, np.uint32(0)),
-        decode_kv=xp.where(askable, kv, np.uint32(0)),
+        decode_requests=xp.where(sound, requests * width, np.uint32(0)),
+        decode_kv=xp.where(sound, kv, np.uint32(0)),
         decode_kv_var=variance,
         lists=lists,
+        refusal=status,
     )
-    return wide, status
 
 
 def in_study(xp: Any, work: Work, depth: Array) -> Array:
@@ -225,19 +206,17 @@ def wrong_type(name: Any) -> NoReturn:
     )
 
 
-def check_range(value: Any) -> None:
-    """SpeculationError where a concrete draft length, scalar or any of an array, is out of range."""
-    values = np.asarray(value, object).ravel().tolist()
-    low = next((v for v in values if v < 1), None)
-    if low is not None:
+def check_range(value: Any, where: str = "") -> None:
+    """SpeculationError where one concrete draft length is out of range; `where` goes before the message."""
+    depth = operator.index(value)
+    if depth < 1:
         raise SpeculationError(
-            f"draft_length={low} is not positive\nhint: omit draft_length for ordinary decoding",
+            f"{where}draft_length={depth} is not positive\nhint: omit draft_length for ordinary decoding",
             code="draft_length_not_positive",
         )
-    high = next((v for v in values if v > LARGEST_DRAFT), None)
-    if high is not None:
+    if depth > LARGEST_DRAFT:
         raise SpeculationError(
-            f"draft_length={high} makes more rows per request than 32 bits can count\n"
+            f"{where}draft_length={depth} makes more rows per request than 32 bits can count\n"
             f"hint: the largest draft length is {LARGEST_DRAFT}",
             code="width_overflow",
         )

@@ -67,7 +67,7 @@ class Status(IntEnum):
     INVALID_WORK = (
         10,
         "invalid_work",
-        "token totals without requests, or counts outside 0..4294967295",
+        "the work cannot be asked: totals without requests, counts outside 0..4294967295, or measured rounds composed",
         MetricsError,
     )
 

@@ -63,6 +63,7 @@ class Work:
     prefill_length_var: Array = None
     decode_kv_var: Array = None
     lists: RequestLists | None = None
+    refusal: Array = None  # int8, a Status known before any model is asked; written by `speculative.widen` alone
 
     @staticmethod
     def decode(requests: Any, kv_tokens: Any, *, ranks: bool = False) -> Work:
@@ -219,7 +220,7 @@ def _counts(name: str, value: Any) -> Array:
         return np.asarray(value, np.uint32)
     if isinstance(value, Tracer):
         if not np.issubdtype(value.dtype, np.integer):
-            refuse("u32", f"{name} is traced as {value.dtype}, but counts are integers", "cast it before building Work")
+            refuse("u32", f"{name} is traced as {value.dtype}, but counts are integers", "differentiate in latencies instead: `model.with_latencies`")
         return value
     array = _as_array(value)
     if array is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import subprocess
 import sys
 import textwrap
@@ -143,10 +145,90 @@ def test_check_raises_the_error_that_owns_the_status(model):
         assert "\nhint: " in str(caught.value)
 
 
-def test_a_cell_is_not_a_model(embedded_cell):
-    with pytest.raises(FpmError, match=r"asks a model, not a Cell\nhint: make one first, e.g. fpmjax.direct") as caught:
-        estimate(embedded_cell, Work.decode(1, 1))
-    assert caught.value.code == "not_a_model"
+def test_arguments_of_another_kind_are_named(model, embedded_cell, embedded_cells):
+    work = Work.decode(1, 1)
+    cases = [
+        (lambda: estimate(embedded_cell, work), "not_a_model", "asks a model, not a Cell\nhint: make one first"),
+        (lambda: estimate(lambda w: w, work), "not_a_model", "asks a model, not a function"),
+        (lambda: estimate(model, (4, 10)), "payload", "takes Work, not a tuple\nhint: Work.decode"),
+        (lambda: estimate(model, work, draft_length=1, rule=(0.1, 1.2)), "rule", "rule is a tuple\nhint: fpmjax.Spec"),
+        (lambda: direct(embedded_cells), "not_a_cell", "takes one cell, not Cells\nhint: direct"),
+    ]
+    for ask, code, says in cases:
+        with pytest.raises(FpmError) as caught:
+            ask()
+        assert caught.value.code == code and says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("batch", "kv", "code"),
+    [
+        (np.array([4.7]), np.array([5000]), "u32"),
+        (np.array([True]), np.array([50]), "u32"),
+        (4, np.array([5]), "u32"),
+        (np.array([4, 8]), np.array([5]), "payload"),
+        (np.array(4), np.array(5), "payload"),
+        (None, None, "payload"),
+    ],
+)
+def test_work_built_by_hand_is_checked_too(model, batch, kv, code):
+    work = Work(decode_requests=batch, decode_kv=kv)
+    with pytest.raises(MetricsError) as caught:
+        estimate(model, work)
+    assert caught.value.code == code and "hint: build it with `fpmjax.Work.decode`" in str(caught.value)
+    with fpmjax.x64(), pytest.raises(MetricsError):
+        model(work)
+
+
+def test_replaced_latencies_are_float64_and_belong_to_the_file_s_rows(embedded_cells):
+    cell = embedded_cells.select(tp=2)
+    model, work = direct(cell), Work.decode(8, 8192)
+    rows = 1 + max(cell.decode.row.max(), cell.prefill.row.max())
+    latencies = np.zeros(rows)
+    latencies[cell.decode.row] = cell.decode.latency_ms
+    latencies[cell.prefill.row] = cell.prefill.latency_ms
+    plain = estimate(model, work).latency_ms
+    assert estimate(model.with_latencies(latencies), work).latency_ms == plain
+    twice = model.with_latencies(latencies * 2)
+    assert twice.cell is cell and twice.decode.knots.ms.dtype == np.float64
+    assert estimate(twice, work).latency_ms == 2 * plain
+    for wrong in (cell.decode.latency_ms, latencies[:-1], latencies[None], np.ones(rows, int), [1.0] * rows, 3.0):
+        with fpmjax.x64(), pytest.raises(FpmError, match="one float per row of the Parquet file"):
+            model.with_latencies(wrong)
+    with pytest.raises(FpmError, match="32-bit mode"):
+        model.with_latencies(jax.numpy.ones(rows))
+    refused = estimate(model.with_latencies(-latencies), work, check=False)
+    assert refused.status == Status.NO_BATCH_BRACKET and np.isnan(refused.latency_ms)
+
+
+def test_constant_work_and_traced_latencies_keep_every_bit(embedded_cell):
+    model = direct(embedded_cell)
+    rng = np.random.default_rng(5)
+    batch = rng.integers(1, 513, 300)
+    work = Work.decode(batch, batch * rng.integers(1, 9000, 300))
+    latencies = np.zeros(530)
+    for points in (embedded_cell.decode, embedded_cell.prefill):
+        latencies[points.row] = points.latency_ms
+    expected = estimate(model, work, check=False).latency_ms
+    with fpmjax.x64():
+        constant = jax.jit(lambda ms: model.with_latencies(ms)(work).latency_ms)(latencies)
+        many = jax.vmap(lambda ms: model.with_latencies(ms)(work).latency_ms)(np.stack([latencies] * 3))
+    assert np.array_equal(constant, expected, equal_nan=True)
+    assert all(np.array_equal(x, expected, equal_nan=True) for x in many)
+
+
+def test_answers_are_read_only_whatever_the_size(model):
+    for n in (3, 100, 3000, 20_000):
+        result = estimate(model, Work.decode(np.full(n, 8), 8192), draft_length=1, evidence=True)
+        for x in jax.tree.leaves(result):
+            assert not x.flags.writeable
+
+
+def test_models_survive_pickle_and_copies_after_use(model):
+    estimate(model, Work.decode(8, 8192))
+    for other in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
+        assert estimate(other, Work.decode(8, 8192)).latency_ms == estimate(model, Work.decode(8, 8192)).latency_ms
+    assert repr(model).startswith("<Direct: Qwen/Qwen3-32B on b300_sxm") and len(repr(model)) < 200
 
 
 def test_the_slowest_rank_decides_and_an_idle_one_carries_nothing():

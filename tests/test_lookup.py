@@ -11,8 +11,8 @@ from small_tables import answers_of, cell_of, decode_rows, oracle_answer, querie
 
 from fpmjax import CoverageError, Resolution, Status, TableError, Work, direct, estimate
 from fpmjax.lookup.axis import U32_MAX, cell_begins, compile_axis, locate
+from fpmjax.lookup.compile import pad
 from fpmjax.lookup.decode import LARGEST_BATCH, log2
-from fpmjax.lookup.tables import pad
 
 
 def in_kernel(monkeypatch):
@@ -206,8 +206,9 @@ def test_refusals_name_the_axis_the_value_and_what_is_measured_nearby():
         estimate(model, Work.decode(8, 16384))
     assert str(caught.value) == (
         "decode batch_size=8, total_kv_read_tokens=16384: no measured batch sizes on both sides, in one capture "
-        "regime and within two octaves, cover this KV total; batch_size=8 is measured for total_kv_read_tokens "
-        "1024..8192; batch 32 is measured for total_kv_read_tokens 4096..8192; no smaller batch is measured\n"
+        "regime and within two octaves, cover this KV total; total_kv_read_tokens=16384 lies above every measured "
+        "curve (8192); batch_size=8 is measured for total_kv_read_tokens 1024..8192; batch 32 is measured for "
+        "total_kv_read_tokens 4096..8192; no smaller batch is measured\n"
         "hint: batch_size=8 answers total_kv_read_tokens 1024..8192"
     )
     with pytest.raises(CoverageError, match=r"2 of 4 queries have no answer; the first, \[1\]: decode batch_size=64"):

@@ -73,8 +73,34 @@ def test_coverage_is_that_of_the_widened_point():
     curves = {2: [(8192, 8.5), (16384, 9.0)], 8: [(32768, 10.0), (65536, 12.0)]}
     model = direct(cell_of(decode_rows(curves)))
     assert estimate(model, Work.decode(2, 8192)).latency_ms == 8.5
-    with pytest.raises(CoverageError, match=r"^draft_length=3 widens every request to 4 rows: decode batch_size=8,"):
+    with pytest.raises(CoverageError, match=r"^draft_length=3 makes 4 rows of each request \(batch_size=2\): decode"):
         estimate(model, Work.decode(2, 8192), draft_length=3)
+
+
+def test_a_refused_draft_names_the_longest_one_that_is_answered(model):
+    says = r"makes 21 rows of each request \(batch_size=2\): decode batch_size=42"
+    with pytest.raises(CoverageError, match=says) as caught:
+        estimate(model, Work.decode(2, 8192), draft_length=20)
+    assert str(caught.value).endswith("\nhint: draft_length=15 is answered for this work")
+
+
+def test_refusals_of_the_work_name_the_rank_and_the_values(model):
+    cases = [
+        (
+            Work.of(prefill_requests=[0, 1], prefill_tokens=[0, 5], decode_requests=1, decode_kv=1, ranks=True),
+            r"\(rank 1: prefill_requests=1, prefill_tokens=5, prefill_kv=0\)",
+        ),
+        (
+            Work.decode([1, 2**31], 1, ranks=True),
+            r"\(rank 1: decode_requests=2147483648\); draft_length=3",
+        ),
+    ]
+    for work, says in cases:
+        with pytest.raises(SpeculationError, match=says):
+            estimate(model, work, draft_length=3)
+    depth = np.where(np.arange(100) == 77, -5, 2)
+    with pytest.raises(SpeculationError, match=r"^1 of 100 queries have no answer; the first, \[77\]: draft_length=-5"):
+        estimate(model, Work.decode(2, 8192), draft_length=depth)
 
 
 def test_omitting_the_draft_length_leaves_every_bit(model):
@@ -209,8 +235,9 @@ def test_a_measured_round_answers_its_logical_batch_and_nothing_else():
         direct(cell, verify_width=2)
     mixed = Work.of(prefill_requests=1, prefill_tokens=16, decode_requests=2, decode_kv=64)
     for work in (mixed, Work.decode([2, 8], [64, 64], ranks=True)):
-        with pytest.raises(CoverageError, match="compose neither with prefill on the same rank nor over several ranks"):
+        with pytest.raises(CoverageError, match="compose neither with prefill on the same rank nor over") as caught:
             estimate(model, work)
+        assert caught.value.code == "measured_round"
     assert estimate(model, Work.decode([0, 8], [0, 64], ranks=True)).latency_ms == 12.0
 
 

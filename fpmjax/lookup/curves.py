@@ -36,7 +36,8 @@ class Knots:
     at:    uint32 [knots], where the curve stands across curves: batch, KV site or token site.
     head:  int32 [knots], first knot of the same curve.
     row:   int32 [knots], row of the Parquet file.
-    checked: whether latencies are so absurd that their interpolation may overflow and must be looked at.
+    checked: whether latencies were replaced, or are so absurd that their interpolation may overflow: every answer is
+        then looked at.
     """
 
     x: Array

@@ -51,7 +51,16 @@ def read_curve(knots: Knots, p: Array, q: Array) -> tuple[Array, Array]:
     """Milliseconds of a curve at q between knots p and p + 1, and the weight of p + 1."""
     x, ms = take(knots.x, p), take(knots.ms, p)
     dx, gap = (q - x).astype(ms.dtype), (take(knots.x, p + 1) - x).astype(ms.dtype)
+    gap = divisor(knots, gap, ms)
     return ms + (take(knots.ms, p + 1) - ms) * dx / gap, dx / gap
+
+
+def divisor(knots: Knots, gap: Array, ms: Array) -> Array:
+    """The gap, made to depend on the latencies where those may be traced while the query is a constant.
+
+    XLA would turn the division by a constant into a product with its reciprocal, which loses the last bit.
+    """
+    return jnp.where(ms > 0, gap, 1.0) if knots.checked else gap
 
 
 def cross(u: Array, v: Array, two: Array, step: Array) -> Array:
@@ -59,10 +68,16 @@ def cross(u: Array, v: Array, two: Array, step: Array) -> Array:
     return u + jnp.where(two, step, 0.0)
 
 
-def read(knots: Knots, lo, hi, q, r, curve_order=None) -> tuple[Array, Support]:
+def read(
+    knots: Knots, lo: Array, hi: Array, q: Array, r: Array, curve_order: Array | None = None
+) -> tuple[Array, Support]:
     """Two curves read at q and crossed at r -> (milliseconds, NaN where refused; their support).
 
-    curve_order: where true, the crossing is evaluated like a curve (KV-first); elsewhere its weight is rounded first.
+    lo, hi: int32 [...], knots at or below q on the lower and the upper curve; lo is -1 where refused, and hi equals
+        lo where one curve answers alone.
+    q, r: uint32 [...], the query's coordinate along the curves and across them.
+    curve_order: bool [...], where the crossing is evaluated like a curve (KV-first); elsewhere, as where it is None,
+        the weight is rounded first.
     """
     found = lo >= 0
     p, p_hi = jnp.where(found, lo, 0), jnp.where(found, hi, 0)
@@ -70,6 +85,7 @@ def read(knots: Knots, lo, hi, q, r, curve_order=None) -> tuple[Array, Support]:
     at = take(knots.at, p)
     dx = (r - at).astype(u.dtype)
     gap = jnp.maximum(take(knots.at, p_hi) - at, jnp.uint32(1)).astype(u.dtype)  # one curve alone: 0 / 1
+    gap = divisor(knots, gap, u)
     across = dx / gap
     step = (v - u) * across
     if curve_order is not None:

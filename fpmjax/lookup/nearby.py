@@ -13,13 +13,19 @@ if TYPE_CHECKING:
 
 
 def near_decode(cell: Cell, batch: int, kv: int) -> str:
-    """Why a decode query finds no answer: its own batch, its neighbours, and a hint of what would."""
+    """What goes behind the sentence of a refused decode query: where its KV total lies, its neighbours, a hint."""
     points = cell.decode
     batches = np.unique(points.batch)
     if not batches.size:
         return "\nhint: measure decode passes, or ask for prefill only"
     below, above = batches[batches < batch], batches[batches > batch]
-    notes = [f"batch_size={batch} is measured for {span(points, batch)}"] if batch in batches else []
+    lowest, highest = points.kv.min(), points.kv.max()
+    notes = []
+    if not lowest <= kv <= highest:
+        side, end = ("above", highest) if kv > highest else ("below", lowest)
+        notes.append(f"total_kv_read_tokens={kv} lies {side} every measured curve ({end})")
+    if batch in batches:
+        notes.append(f"batch_size={batch} is measured for {span(points, batch)}")
     rungs = np.array(cell.capture_rungs)
     for side in (*below[-1:], *above[:1]):
         note = f"batch {side} is measured for {span(points, side)}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -14,20 +14,18 @@ from jax import lax
 
 from fpmjax._jax import pytree, require_x64
 from fpmjax.answer import Estimate, Parts
-from fpmjax.iteration import INVALID, OK, Lookups, askable, compose, estimate_of, has_decode, has_prefill
+from fpmjax.errors import TableError
+from fpmjax.iteration import INVALID, OK, Lookups, askable, compose, estimate_of, has_decode, has_prefill, shape_of
+from fpmjax.lookup.compile import compile_cell
 from fpmjax.lookup.decode import DecodeTable
 from fpmjax.lookup.evidence import baseline_evidence, collect_evidence, decode_evidence, prefill_evidence
 from fpmjax.lookup.kernel import decode_baseline, look_up_decode, look_up_prefill
 from fpmjax.lookup.nearby import near_decode, near_prefill
 from fpmjax.lookup.prefill import PrefillTable
 from fpmjax.lookup.scalar import REFUSED, DecodeWalk, PrefillWalk
-from fpmjax.lookup.tables import compile_cell
 from fpmjax.status import Status
-from fpmjax.tables.cell import check_width
+from fpmjax.tables.cell import Cell, check_width
 from fpmjax.work import COUNTS, Array, Work
-
-if TYPE_CHECKING:
-    from fpmjax.tables.cell import Cell
 
 NO_ROWS, NO_BATCH_BRACKET, NO_PREFILL_SUPPORT = (
     np.int8(s) for s in (Status.NO_ROWS, Status.NO_BATCH_BRACKET, Status.NO_PREFILL_SUPPORT)
@@ -40,9 +38,16 @@ def direct(cell: Cell, *, verify_width: int = 1) -> Direct:
     verify_width: decode rows that the engine schedules per request; work then holds logical requests, and the
     lookup is at (verify_width * B, K), unscaled.
 
-    Raises CoverageError (`native_ar_only`, `measured_round`) where the cell cannot answer such a width, and
-    TableError where a batch is too large to be tabulated.
+    Raises CoverageError (`native_ar_only`, `measured_round`) where the cell cannot answer such a width, MetricsError
+    (`verify_width`) where it is no positive integer, and TableError (`batch_too_large`, `table_too_large`) where the
+    cell cannot be tabulated.
     """
+    if not isinstance(cell, Cell):
+        raise TableError(
+            f"direct takes one cell, not {type(cell).__name__}\n"
+            "hint: direct(load_cells(path).select(...)); select names the fields of the cell you mean",
+            code="not_a_cell",
+        )
     check_width(verify_width, cell.execution, cell.native_ar_only)
     decode, prefill = compile_cell(cell)
     model = Direct(decode, prefill, int(verify_width), cell.execution, cell.native_ar_only)
@@ -54,8 +59,8 @@ def direct(cell: Cell, *, verify_width: int = 1) -> Direct:
 class Direct:
     """Model over the compiled tables of one cell; call it with `Work`.
 
-    `cell` is the measured cell on the host; transformations of the pytree drop it, and with it only the names in
-    messages.
+    `cell` is the measured cell on the host.  It is no part of the pytree, so that models of different cells share
+    compiled code; what a transformation returns has none, and loses only the names in messages.
     """
 
     decode: DecodeTable
@@ -64,16 +69,16 @@ class Direct:
     execution: str = "autoregressive"
     native_ar_only: bool = False
 
-    composition = "whole_forward"
-    cell = None
-    ready = True
+    composition: ClassVar[str] = "whole_forward"
+    cell: ClassVar[Cell | None] = None
+    ready: ClassVar[bool] = True
 
     def __call__(self, work: Work, *, evidence: bool = False) -> Estimate:
         """Pure: an estimate of every query in `work`, any batch shape; `evidence` adds the per-rank parts."""
         require_x64()
         check_width(self.verify_width, self.execution, self.native_ar_only)
-        shape = (*work.shape, work.ranks)
         asked, status = askable(jnp, flat_counts(work), self.verify_width)
+        shape = (*work.shape, work.ranks)
         status = self._round_limits(jnp, asked, status, shape)
         prefill, decode = has_prefill(asked), has_decode(asked)
         prefill_ms = decode_ms = baseline_ms = on_prefill = on_decode = None
@@ -113,8 +118,8 @@ class Direct:
     def on_host(self, work: Work, *, evidence: bool = False) -> Estimate:
         """`__call__` for a few queries, in plain numbers: the same bits and no compile."""
         check_width(self.verify_width, self.execution, self.native_ar_only)
-        shape = (*work.shape, work.ranks)
         asked, status = askable(np, flat_counts(work), self.verify_width)
+        shape = (*work.shape, work.ranks)
         status = self._round_limits(np, asked, status, shape)
         ms, answers = np.full((3, status.size), np.nan), []
         for i, (requests, tokens, cached, batch, kv) in enumerate(plain_counts(asked)):
@@ -152,19 +157,56 @@ class Direct:
                 nearby = near_prefill(self.cell, requests, tokens, cached) if self.cell else ""
             elif batch and self.walk_decode(batch, kv).ms is None:
                 query = f"decode batch_size={batch}, total_kv_read_tokens={kv}"
+                if self.verify_width > 1:
+                    query = f"verify_width={self.verify_width} makes {batch // self.verify_width} requests {query}"
                 nearby = near_decode(self.cell, batch, kv) if self.cell else ""
             else:
                 continue
             return f"{query}{f' on rank {rank}' if work.ranks > 1 else ''}: {reason.sentence}{nearby}"
         return reason.sentence
 
-    def with_latencies(self, latency_ms: jax.Array) -> Direct:
-        """The same model with other milliseconds, float64 [rows of the Parquet file]; differentiable in them."""
-        decode, prefill = (
-            replace(t, knots=replace(t.knots, ms=jnp.asarray(latency_ms)[t.knots.row]))
+    def with_latencies(self, latency_ms: Array) -> Direct:
+        """The same model with other milliseconds, float64 [rows of the Parquet file]; differentiable in them.
+
+        What was measured in row i of the file counts latency_ms[i], so `cell.decode.row` and `cell.prefill.row` say
+        where a point stands.  An answer that does not come out positive is refused.
+
+        Raises TableError (`latencies`) for another type or shape, FpmError (`x64_required`) for jax arrays outside
+        `fpmjax.x64()`.
+        """
+        on_host = isinstance(latency_ms, np.ndarray)
+        if not on_host:
+            require_x64()
+        xp = np if on_host else jnp
+        rows = 1 + max(int(np.max(t.knots.row)) for t in (self.decode, self.prefill)) if self.cell else 0
+        dtype, shape = getattr(latency_ms, "dtype", None), np.shape(latency_ms)
+        if dtype is None or np.dtype(dtype).kind != "f" or len(shape) != 1 or shape[0] < rows:
+            raise TableError(
+                f"latencies are one float per row of the Parquet file (this cell reaches row {rows - 1}), "
+                f"not {type(latency_ms).__name__} of shape {shape}\n"
+                "hint: latencies[cell.decode.row] = cell.decode.latency_ms, and the same for prefill",
+                code="latencies",
+            )
+        values = latency_ms.astype(np.float64)
+
+        def at_rows(row: Array) -> Array:
+            return values[row] if on_host else values.at[row].get(mode="fill", fill_value=np.nan)
+
+        changed = [
+            replace(t, knots=replace(t.knots, ms=at_rows(xp.asarray(t.knots.row)), checked=True))
             for t in (self.decode, self.prefill)
-        )
-        return replace(self, decode=decode, prefill=prefill)
+        ]
+        model = replace(self, decode=changed[0], prefill=changed[1])
+        object.__setattr__(model, "cell", self.cell)
+        return model
+
+    def __repr__(self) -> str:
+        width = f", verify_width={self.verify_width}" if self.verify_width > 1 else ""
+        return f"<Direct: {self.cell.identity if self.cell else self.execution}{width}>"
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the walks, which are views that are made again where they are needed."""
+        return {name: x for name, x in vars(self).items() if not name.startswith("walk_")}
 
     def _missing(self, xp) -> tuple:
         """What a missing prefill or decode answer means: no rows of the phase at all, or none that support it."""
@@ -191,9 +233,10 @@ def stored(needed: bool, x):
 
 
 def flat_counts(work: Work) -> Work:
-    """Only the counts, every field [n... * r]: a trailing axis of length one costs XLA a third of its speed."""
-    counts = {name: getattr(work, name) for name in COUNTS}
-    return Work(**{name: x.reshape(-1) for name, x in counts.items() if x is not None})
+    """Counts and refusals, every field [n... * r]: a trailing axis of length one costs XLA a third of its speed."""
+    fields = {name: getattr(work, name) for name in (*COUNTS, "refusal")}
+    shape_of({name: fields[name] for name in COUNTS})
+    return Work(**{name: x.reshape(-1) for name, x in fields.items() if x is not None})
 
 
 def plain_counts(work: Work) -> Iterator[tuple[int, ...]]:
