@@ -26,9 +26,8 @@ from typing import Any, NoReturn
 import jax
 import numpy as np
 
-from fpmjax._jax import x64
-from fpmjax.errors import FpmError, ModelFileError
-from fpmjax.work import Work
+from fpmjax.errors import ModelFileError
+from fpmjax.integrity import fault_of
 
 FORMAT, VERSION = "fpmjax model", 1
 MANIFEST, DIGEST = "manifest.npy", "digest.npy"
@@ -63,12 +62,15 @@ def save_model(model: Any, path: str | os.PathLike[str]) -> None:
 
     model: from `direct`, `regression` or `corrected`, with its observations; also a stack of models.
 
-    Raises ModelFileError: `kind` for what is none of these, `unwritable`.
+    Raises ModelFileError: `kind` for what is none of these, `shape` for arrays that do not fit, `unwritable`.
     """
     arrays: list[np.ndarray] = []
     tree = encode(model, arrays)
     if tree.get("kind") not in MODELS:
         refuse(f"a {type(model).__name__} is no model that can be saved", f"save one of {', '.join(MODELS)}", "kind")
+    fault = fault_of(model)
+    if fault is not None:
+        refuse(f"the arrays of this {tree['kind']} do not fit each other: {fault}", "build the model again", "shape")
     from fpmjax import __version__
 
     manifest = {
@@ -76,7 +78,6 @@ def save_model(model: Any, path: str | os.PathLike[str]) -> None:
         "version": VERSION,
         "package": __version__,
         "kind": tree["kind"],
-        "single": fault_of(model) is None,  # a stack of models answers only under vmap
         "arrays": [{"dtype": a.dtype.str, "shape": list(a.shape)} for a in arrays],
         "model": tree,
     }
@@ -106,7 +107,7 @@ def load_model(path: str | os.PathLike[str]) -> Any:
         refuse(f"{path} holds no model that this version knows: {error}", written_by(manifest), "malformed")
     if used != list(range(len(arrays))) or manifest.get("kind") not in MODELS or kind_of(model) != manifest["kind"]:
         refuse(f"{path} holds fields that no model has", written_by(manifest), "malformed")
-    fault = fault_of(model) if manifest.get("single") else None
+    fault = fault_of(model)
     if fault is not None:
         refuse(f"the arrays of {path} do not make up a {manifest['kind']}: {fault}", written_by(manifest), "shape")
     return model
@@ -186,21 +187,6 @@ def class_of(kind: Any) -> Any:
     if kind not in KINDS:
         raise ValueError(f"unknown kind {kind!r}")
     return getattr(importlib.import_module(f"fpmjax.{KINDS[kind]}"), kind)
-
-
-def fault_of(model: Any) -> str | None:
-    """Why a model cannot be traced over one mixed iteration, or None; nothing is computed."""
-    one = np.ones((1, 1), np.uint32)
-    try:
-        with x64():
-            answer = jax.eval_shape(lambda model, work: model(work), model, Work(one, one, one, one, one))
-        if (answer.latency_ms.shape, answer.latency_ms.dtype) != ((1,), np.float64):
-            return f"it answers {answer.latency_ms.dtype} of shape {answer.latency_ms.shape}"
-    except FpmError as error:
-        return str(error).split("\nhint: ")[0]
-    except Exception as error:  # whatever jax raises for arrays that do not fit
-        return (str(error) or type(error).__name__).splitlines()[0]
-    return None
 
 
 # Files

@@ -1,0 +1,83 @@
+"""Whether arrays that come from elsewhere make up a model: compared with those of a new model, never computed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from fpmjax.errors import FpmError
+from fpmjax.lookup.bounds import check_tables
+from fpmjax.models.corrected import HYBRID, Corrected, corrected
+from fpmjax.models.direct import Direct
+from fpmjax.models.regression import Regression, regression
+from fpmjax.models.settings import ErrorThreshold, Knots
+from fpmjax.tables.cell import Cell
+
+
+class UnfitError(ValueError):
+    """Arrays that do not make up a model; the message says which."""
+
+
+def fault_of(model: Any) -> str | None:
+    """What is wrong with the arrays of a model, or of a stack of models; None: nothing."""
+    try:
+        check(model)
+    except FpmError as error:
+        return str(error).split("\nhint: ")[0]
+    except Exception as error:  # whatever NumPy and jax raise for arrays that do not fit
+        return (str(error) or type(error).__name__).splitlines()[0]
+    return None
+
+
+def check(model: Any) -> None:
+    if isinstance(model, Direct):
+        if not isinstance(model.cell, Cell | None):
+            raise UnfitError(f"its cell is a {type(model.cell).__name__}")
+        check_tables(model.decode, model.prefill)
+    elif isinstance(model, Regression):
+        alike(model, new_regression_like(model), np.shape(model.learners.accepted)[:-1])
+    elif isinstance(model, Corrected):
+        check(model.model)
+        alike(model, new_corrected_like(model), np.shape(model.min_observations))
+
+
+def new_regression_like(model: Regression) -> Regression:
+    """A regression without observations of the same sizes."""
+    slots, ring, spline = np.shape(model.learners.y)[-1], np.shape(model.learners.missed)[-1], model.learners.spline
+    return regression(
+        role=model.role,
+        feature_axes=model.feature_axes,
+        sampling_axes=model.sampling_axes,
+        bins_per_axis=(1,) * len(model.sampling_axes),
+        max_observations=slots,
+        min_observations=1,
+        lazy=ErrorThreshold(0.0, 0.0, ring, 1, 1) if ring and spline is None else None,
+        spline=None if spline is None else Knots(np.shape(spline.knots)[-1], window=ring, trigger=1),
+    )
+
+
+def new_corrected_like(model: Corrected) -> Corrected:
+    """A correction of the same model without observations, of the same sizes."""
+    stores = (*(model.fixed or ()), *(model.local or ()))
+    slots = np.shape(stores[0].ratio)[-1] if stores else model.room
+    return corrected(
+        model.model,
+        policy=model.policy or HYBRID,
+        bins=(model.room, 1),
+        max_observations=slots,
+        min_observations=1,
+        enabled=bool(stores),
+    )
+
+
+def alike(model: Any, new: Any, stack: tuple[int, ...]) -> None:
+    """Raise unless both have the same fields, options, shapes behind the axes of `stack`, and types."""
+    if jax.tree.structure(model) != jax.tree.structure(new):
+        raise UnfitError("its fields and options do not go together")
+    for (path, x), y in zip(jax.tree_util.tree_leaves_with_path(model), jax.tree.leaves(new), strict=True):
+        found, want = (np.shape(x), np.asarray(x).dtype), ((*stack, *np.shape(y)), np.asarray(y).dtype)
+        if found != want and path[0] != jax.tree_util.GetAttrKey("model"):
+            name = jax.tree_util.keystr(path)
+            raise UnfitError(f"{name} is {found[1]} of shape {found[0]} instead of {want[1]} of shape {want[0]}")
