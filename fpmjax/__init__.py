@@ -1,5 +1,6 @@
 """fpmjax: how long one forward pass of an LLM serving engine takes, in bulk, from measurements.
 
+The Rust estimator of aisimulate, whose answers the direct rule reproduces bit for bit, is called the peer throughout.
 Public names load on first use, so that `import fpmjax` costs nothing before jax is needed.
 """
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from fpmjax.errors import DraftLengthTypeError as DraftLengthTypeError
     from fpmjax.errors import FpmError as FpmError
     from fpmjax.errors import MetricsError as MetricsError
+    from fpmjax.errors import ModelFileError as ModelFileError
+    from fpmjax.errors import OptionError as OptionError
     from fpmjax.errors import PerfDataNotAvailableError as PerfDataNotAvailableError
     from fpmjax.errors import SpeculationError as SpeculationError
     from fpmjax.errors import TableError as TableError
@@ -37,6 +40,8 @@ if TYPE_CHECKING:
     from fpmjax.rule import SpeculativeRule as SpeculativeRule
     from fpmjax.speculative import speculative as speculative
     from fpmjax.status import Status as Status
+    from fpmjax.store import load_model as load_model
+    from fpmjax.store import save_model as save_model
     from fpmjax.tables.cell import Cell as Cell
     from fpmjax.tables.identity import Identity as Identity
     from fpmjax.tables.load import Cells as Cells
@@ -72,12 +77,16 @@ _HOME = {
     "Evidence": "answer",
     "Resolution": "answer",
     "Status": "status",
+    "save_model": "store",
+    "load_model": "store",
     "ForwardPassPerfModel": "facade",
     "FpmError": "errors",
     "TableError": "errors",
     "CellNotFoundError": "errors",
     "MetricsError": "errors",
     "TraceError": "errors",
+    "OptionError": "errors",
+    "ModelFileError": "errors",
     "CoverageError": "errors",
     "PerfDataNotAvailableError": "errors",
     "SpeculationError": "errors",
