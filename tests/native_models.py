@@ -50,7 +50,8 @@ class Toy:
         busy = (p > 0) | (b > 0)
         ms = xp.where(busy, 1.0 + p + b + k / 16.0, 0.0)
         status = xp.where(busy, np.int8(Status.OK), np.int8(Status.IDLE))
-        hole = (k[..., None] == self.holes.reshape((1,) * k.ndim + (-1,))).any(-1) & busy
+        holes = xp.asarray(self.holes)
+        hole = (k[..., None] == holes.reshape((1,) * k.ndim + (-1,))).any(-1) & busy
         return estimate_of(xp, xp.where(hole, np.nan, ms), xp.where(hole, np.int8(Status.NO_ROWS), status))
 
     def on_host(self, work, *, evidence=False):

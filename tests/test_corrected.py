@@ -14,9 +14,10 @@ from small_tables import cell_of, queries_near, surface, work_of
 
 import fpmjax
 from fpmjax import ForwardPassPerfModel, Observations, Work, direct, estimate, speculative
-from fpmjax.errors import CoverageError, OptionError
+from fpmjax.errors import CoverageError, MetricsError, OptionError
 from fpmjax.models import corrected as module
 from fpmjax.models.corrected import Corrected, corrected
+from fpmjax.models.regression import regression
 from fpmjax.status import Status
 from fpmjax.work import COUNTS
 
@@ -253,6 +254,33 @@ def test_the_native_model_speaks_for_itself():
         estimate(model, Work.decode(3, 2**20))
     evidence = estimate(seen_of(DECODE, [(2, 1024)] * 5, 1.5), Work.decode(2, 1024), evidence=True)
     assert evidence.parts.decode_ms == 3.0
+
+
+def test_a_fit_is_corrected_as_a_table_is():
+    seen = Observations.of(Work.decode(np.arange(1, 41), 64 * np.arange(1, 41)), 1.0 + np.arange(1, 41))
+    fit = regression(seen, role="decode")
+    later = Observations.of(seen.work, estimate(fit, seen.work).latency_ms * 1.25)
+    model = corrected(fit, later)
+    assert estimate(model, Work.decode(8, 512)).latency_ms == pytest.approx(9.0 * 1.25)
+    assert same(kernel(model, seen.work), model.on_host(seen.work))
+    cold = corrected(regression(seen[:2], role="decode"), later)
+    assert (cold.report["no_native_answer"], cold.retained) == (40, 0)
+    unready = estimate(cold, Work.decode(8, 512), draft_length=2, check=False)
+    assert np.isnan(unready.latency_ms) and unready.status == Status.NOT_READY and unready.stp.factor == 1.0
+    assert ForwardPassPerfModel(cold).estimate_forward_pass_time_ms(decode(8, 512)) is None
+    other_role = model.update(Observations.of(work_of([[1, 16, 0, 0, 0]]), [9.0]))
+    assert other_role.report["no_native_answer"] == 1 and bits(other_role) == bits(model)
+    with pytest.raises(MetricsError) as refused:
+        estimate(model, work_of([[1, 16, 0, 0, 0]]))
+    assert refused.value.code == "role"
+
+
+def test_a_model_on_the_device_learns_alike():
+    model = corrected(TOY, policy="hybrid", min_observations=1)
+    seen = Observations.of(Work.decode([2, 3], 2**31), [1e8, 1.5e8])
+    with fpmjax.x64():
+        on_device = jax.tree.map(jax.numpy.asarray, model)
+    assert bits(on_device.update(seen)) == bits(model.update(seen))
 
 
 @pytest.mark.parametrize(

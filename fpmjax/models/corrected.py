@@ -63,7 +63,7 @@ def corrected(
     factor_bounds: observed over native is clipped to them before it is stored; None: unbounded on that side.
     enabled: False stores nothing, and every factor is 1.
 
-    Raises OptionError for a value outside its range, and what `Corrected.update` raises.
+    Raises OptionError for a value outside its range.
     """
     check_options(policy, min_observations, bins, max_observations, factor_bounds)
     sizes = {"max_num_tokens": max_num_tokens, "max_batch_size": max_batch_size, "max_kv_tokens": max_kv_tokens}
@@ -126,30 +126,30 @@ class Corrected:
         """The model after these observations, in their order; this one stays as it is.
 
         The native model is asked once for all of them.  Left out, and counted in `.report`: what it does not answer
-        with a time above zero, and under "fixed" what lies outside the box.
-
-        Raises MetricsError where the native model cannot be asked such work at all; then nothing is taken.
+        with a time above zero (refused, not ready, not its role), and under "fixed" what lies outside the box.
         """
         work, wall_ms = observations.work, np.asarray(observations.wall_ms, np.float64)
         native: Any = estimate(self.model, work, check=False)
-        kind, *xy = place(np, work)
+        kind, *xy = place(np, jax.tree.map(np.asarray, work))
         at = np.stack(xy, -1).astype(np.float64)
+        scaled = np.log1p(at)
         with np.errstate(all="ignore"):
-            ratio = np.clip(wall_ms / native.latency_ms, *self.bounds)
+            ratio = np.clip(wall_ms / native.latency_ms, *np.asarray(self.bounds))
             usable = (wall_ms > 0) & np.isfinite(wall_ms) & (ratio > 0) & np.isfinite(ratio)
             answered = (native.status == OK) & (native.latency_ms > 0) & (kind != NONE) & usable
-        stores, taken = {"fixed": self.fixed, "local": self.local}, np.zeros(len(wall_ms), bool)
-        scaled = np.log1p(at)
+        fixed, local = jax.tree.map(np.asarray, (self.fixed, self.local))
+        taken = np.zeros(len(wall_ms), bool)
         for k in range(len(KINDS)):
             mine = answered & (kind == k)
-            if self.fixed is not None:
-                inside = mine & self.fixed[k].holds(at)
-                stores["fixed"] = put(stores["fixed"], k, fill(self.fixed[k], at[inside], ratio[inside]))
+            if fixed is not None:
+                inside = mine & fixed[k].holds(at)
+                fixed = put(fixed, k, fill(fixed[k], at[inside], ratio[inside]))
                 taken |= inside
-            if self.local is not None:
-                stores["local"] = put(stores["local"], k, fill(self.local[k], scaled[mine], ratio[mine]))
+            if local is not None:
+                local = put(local, k, fill(local[k], scaled[mine], ratio[mine]))
                 taken |= mine
-        after = replace(self, **stores)._tabulated() if taken.any() else replace(self)
+        after = replace(self, fixed=fixed, local=local)
+        after = after._tabulated() if taken.any() else after
         report = {
             "observations": len(wall_ms),
             "taken": int(taken.sum()),
@@ -232,6 +232,10 @@ class Corrected:
         return frozenset(getattr(self.model, "reads", ()))
 
     @property
+    def by_rank(self) -> bool:
+        return getattr(self.model, "by_rank", True)
+
+    @property
     def ready(self) -> bool:
         """Whether the native model is; without a factor it answers alone."""
         return self.model.ready
@@ -243,6 +247,10 @@ class Corrected:
     @property
     def explain(self) -> Callable[[Status, Work], str]:
         return self.model.explain
+
+    @property
+    def malformed(self) -> Callable[..., Any]:
+        return self.model.malformed
 
     def __repr__(self) -> str:
         return f"Corrected({type(self.model).__name__}, policy={self.policy!r}, {self.retained} retained)"
