@@ -15,7 +15,16 @@ import pyarrow as pa
 
 from fpmjax.errors import TableError
 from fpmjax.tables.columns import is_text, type_name
-from fpmjax.tables.identity import EXECUTION, FIELDS, FULL_TEXT, Identity, column, shorten
+from fpmjax.tables.identity import (
+    EXECUTION,
+    FIELDS,
+    FULL_TEXT,
+    Identity,
+    column,
+    no_such_field,
+    resembling,
+    shorten,
+)
 from fpmjax.tables.policy import CUDA_SCOPE, PARTITION_POLICY, REDUCTIONS, Policy
 from fpmjax.tables.rows import TYPES, required_columns
 
@@ -47,7 +56,9 @@ def assemble(
     values = fill | given
     for name in required_columns(schema_version, policy):
         if name not in values:
-            raise TableError(f'rows lack the column "{name}"\nhint: {_hint(name, policy)}', code="column_missing")
+            likely = [other for other in given if other not in TYPES and name in resembling(other, [name])]
+            hint = f"did you mean {likely[0]} to be it?" if likely else _hint(name, policy)
+            raise TableError(f'rows lack the column "{name}"\nhint: {hint}', code="column_missing")
     order = [name for name in (*TYPES, *values) if name in values]
     arrays = {name: _array(name, values[name], count) for name in dict.fromkeys(order)}
     return pa.table(arrays)
@@ -93,9 +104,7 @@ def _identity_columns(identity: Identity | Mapping[str, Any], schema_version: in
         raise TypeError(f"identity must be an Identity or a mapping, not {type(identity).__name__}")
     stated = {("model" if name == "model_path" else name): value for name, value in dict(identity).items()}
     if unknown := [name for name in stated if name not in FIELDS]:
-        raise TableError(
-            f"an identity has no field {unknown[0]!r}\nhint: the fields are {', '.join(FIELDS)}", code="identity"
-        )
+        raise TableError(no_such_field(unknown[0]), code="identity")
     stated = _DEFAULTS | stated
     if stated["dcp"] is None:
         del stated["dcp"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import numbers
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ import numpy as np
 
 from fpmjax.errors import CellNotFoundError
 from fpmjax.tables.cell import Cell
-from fpmjax.tables.identity import FIELDS, Identity, same, shorten
+from fpmjax.tables.identity import FIELDS, Identity, no_such_field, same, shorten
 
 NEAREST = 3  # candidates named when nothing matches
 LISTED = 8  # cells named when several match
@@ -66,7 +65,7 @@ class Cells(Mapping[Identity, Cell]):
         """
         for name in fields:
             if name not in FIELDS:
-                raise CellNotFoundError(_unknown(name), code="unknown_field")
+                raise CellNotFoundError(no_such_field(name), code="unknown_field")
         wanted = {name: _plain(value) for name, value in fields.items()}
         matches = [cell for identity, cell in self._cells.items() if not identity.differences(wanted)]
         if not matches:
@@ -96,12 +95,6 @@ class Cells(Mapping[Identity, Cell]):
             f"hint: give {' or '.join(varying)} as well",
             code="cell_ambiguous",
         )
-
-
-def _unknown(name: str) -> str:
-    close = ["model"] if name == "model_path" else difflib.get_close_matches(name, FIELDS, 1)
-    hint = f"did you mean {close[0]}? " if close else ""
-    return f"an identity has no field {name!r}\nhint: {hint}the fields are {', '.join(FIELDS)}"
 
 
 def _plain(value: Any) -> Any:

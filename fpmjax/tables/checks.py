@@ -33,12 +33,22 @@ def check_rows(rows: Rows, declared: Declared, label: str) -> None:
 
 
 def every_fault(rows: Rows, declared: Declared) -> list[tuple[int, str, str]]:
-    """(row, code, message) of every bad row, in file order: the first rule that it breaks."""
+    """(row, code, message) of every bad row, in file order: the first rule that it breaks.
+
+    A row that is bad by itself is nobody's duplicate: where a failed measurement was repeated, the good row stands.
+    """
     found: dict[int, tuple[int, str, str]] = {}
-    for stage in (row_faults(rows, declared), duplicates(rows), collisions(rows)):
+
+    def collect(stage: Iterator[Fault]) -> None:
         for fault in stage:
             for row in np.flatnonzero(fault.bad).tolist():
                 found.setdefault(row, (row, fault.code, f"{fault.message(row)} ({fault.hint})"))
+
+    collect(row_faults(rows, declared))
+    good = np.ones(len(rows["latency_ms"].values), bool)
+    good[list(found)] = False
+    collect(duplicates(rows, good))
+    collect(collisions(rows, good))
     return [found[row] for row in sorted(found)]
 
 

@@ -7,7 +7,8 @@ field below has to be equal.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import difflib
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,6 +82,20 @@ def column(field: str) -> str:
 def same(measured: Any, asked: Any) -> bool:
     """Equality without casting: True is not 1, and 1 is not "1"."""
     return type(measured) is type(asked) and measured == asked
+
+
+def resembling(name: str, known: Collection[str]) -> list[str]:
+    """The known names that an unknown one may mean: all that share its words, else the one of the closest spelling."""
+    words = set(name.lower().split("_"))
+    shared = [other for other in known if words <= (theirs := set(other.split("_"))) or theirs <= words]
+    return shared or difflib.get_close_matches(name.lower(), known, 1)
+
+
+def no_such_field(name: object) -> str:
+    """What to say about a name that no identity has."""
+    close = ["model"] if name == "model_path" else resembling(str(name), FIELDS)
+    hint = f"did you mean {' or '.join(close)}? " if close else ""
+    return f"an identity has no field {name!r}\nhint: {hint}the fields are {', '.join(FIELDS)}"
 
 
 def shorten(value: Any, width: int = 100) -> str:

@@ -20,14 +20,13 @@ from fpmjax.tables.columns import absent, group
 from fpmjax.tables.heal import healed
 from fpmjax.tables.identity import FIELDS, Identity, column
 from fpmjax.tables.oddities import table_warnings
-from fpmjax.tables.policy import FAKE_KV, REAL_KV
+from fpmjax.tables.policy import FAKE_KV, FAKE_KV_CHOICES, REAL_KV
 from fpmjax.tables.repeats import identity_columns
 from fpmjax.tables.rows import COORDINATES, Rows, open_table, typed_rows
 from fpmjax.tables.sidecar import Declared, check_row_count, check_sidecar, read_sidecar
 
 DEFAULT_NAME = "fpm_forward_perf.parquet"
 SIDECAR_SUFFIX = ".metadata.json"
-FAKE_KV_CHOICES = ("drop", "heal", "keep")
 
 
 def load_cells(
@@ -68,20 +67,20 @@ def load_cells(
             "hint: the Parquet file and its .metadata.json are one artifact; fetch both",
             code="sidecar_missing",
         )
-    return read_pair(_read(parquet_path), _read(sidecar_path), parquet_path, sidecar_path, asked, fake_kv)
+    return read_pair(_read(parquet_path), _read(sidecar_path), str(parquet_path), str(sidecar_path), asked, fake_kv)
 
 
 def read_pair(
     parquet: bytes,
     sidecar: bytes,
-    parquet_path: Path,
-    sidecar_path: Path,
+    label: str,
+    sidecar_label: str,
     asked: dict[str, str | None],
     fake_kv: str = "drop",
 ) -> Cells:
-    """As `load_cells`, from the bytes of the pair; the paths are only named."""
-    label, fields = str(parquet_path), read_sidecar(sidecar, str(sidecar_path))
-    declared = check_sidecar(fields, parquet, str(sidecar_path), asked)
+    """As `load_cells`, from the bytes of the pair; the labels, usually the paths, name both in messages."""
+    fields = read_sidecar(sidecar, sidecar_label)
+    declared = check_sidecar(fields, parquet, sidecar_label, asked)
     table = open_table(parquet, declared.schema_version, declared.policy, label)
     check_row_count(declared, table.num_rows, label)
     rows = typed_rows(table, declared.schema_version, label)
@@ -93,7 +92,7 @@ def read_pair(
         digest=declared.digest,
         path=label,
         sidecar=MappingProxyType(fields),
-        warnings=tuple(table_warnings(cells, rows, declared)),
+        warnings=tuple(table_warnings(cells, rows, declared, fake_kv)),
     )
 
 
@@ -152,9 +151,15 @@ def _parquet_path(path: str | os.PathLike[str]) -> Path:
 
 
 def _nothing_at(path: Path) -> str:
-    others = sorted(p.name for p in path.parent.glob("*.parquet")) if os.path.isdir(path.parent) else []
-    hint = f"{path.parent} has {', '.join(others[:5])}" if others else f"the default name is {DEFAULT_NAME}"
-    return f"File does not exist at {path}. No fpm_forward data collected for this backend/version\nhint: {hint}"
+    full = Path(os.path.abspath(path))
+    folder = full.parent
+    if not os.path.isdir(folder):
+        hint = f"there is no folder {folder}"
+    elif others := sorted(p.name for p in folder.glob("*.parquet")):
+        hint = f"{folder} has {', '.join(others[:5])}: name the file where it is not called {DEFAULT_NAME}"
+    else:
+        hint = f"{folder} has no Parquet file; a table's default name is {DEFAULT_NAME}"
+    return f"File does not exist at {full}. No fpm_forward data collected for this backend/version\nhint: {hint}"
 
 
 def _read(path: Path) -> bytes:

@@ -15,9 +15,9 @@ from fpmjax.tables.sidecar import Declared
 LONELY = 0.5  # share of decode batches with a single point from which this is said
 
 
-def table_warnings(cells: Sequence[Cell], rows: Rows, declared: Declared) -> Iterator[str]:
+def table_warnings(cells: Sequence[Cell], rows: Rows, declared: Declared, fake_kv: str) -> Iterator[str]:
     """One sentence for each oddity that the table shows."""
-    yield from _fake(cells, rows)
+    yield from _fake(cells, rows, fake_kv)
     yield from _phases(cells)
     yield from _one_point_curves(cells)
     yield from _odd_totals(rows)
@@ -27,12 +27,17 @@ def table_warnings(cells: Sequence[Cell], rows: Rows, declared: Declared) -> Ite
             yield f"{count} rows have no {name}: they form a cell of their own, with {name}=None"
 
 
-def _fake(cells: Sequence[Cell], rows: Rows) -> Iterator[str]:
-    if not any(c.fake_dropped or c.fake_healed or c.fake_kept for c in cells):
-        return
+def fake_fate(cells: Sequence[Cell], fake_kv: str) -> str:
+    """What became of the fake-KV rows of some cells, for example `3 healed`; empty where there are none."""
+    unhealed = ", which could not be healed" if fake_kv == "heal" else ""
     counts = {what: sum(getattr(cell, f"fake_{what}") for cell in cells) for what in ("dropped", "healed", "kept")}
-    fate = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
-    yield f"{sum(counts.values())} of {len(rows['latency_ms'].values)} rows were measured on {FAKE_KV} KV: {fate}"
+    return ", ".join(f"{n} {what}{unhealed if what == 'kept' else ''}" for what, n in counts.items() if n)
+
+
+def _fake(cells: Sequence[Cell], rows: Rows, fake_kv: str) -> Iterator[str]:
+    if fate := fake_fate(cells, fake_kv):
+        fakes = sum(cell.fake_dropped + cell.fake_healed + cell.fake_kept for cell in cells)
+        yield f"{fakes} of {len(rows['latency_ms'].values)} rows were measured on {FAKE_KV} KV: {fate}"
 
 
 def _phases(cells: Sequence[Cell]) -> Iterator[str]:

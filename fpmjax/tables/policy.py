@@ -19,6 +19,7 @@ SPECULATIVE_ROUND = "speculative_round"
 
 REAL_KV = "real_kv"
 FAKE_KV = "fake_fallback"
+FAKE_KV_CHOICES = ("drop", "heal", "keep")
 
 
 @dataclass(frozen=True)

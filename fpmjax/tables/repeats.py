@@ -12,11 +12,14 @@ from fpmjax.tables.identity import EXECUTION, FLAGS, SIZES, TEXTS, column
 from fpmjax.tables.rows import COORDINATES, Rows
 
 
-def duplicates(rows: Rows) -> Iterator[Fault]:
-    """A later row with the whole physical key of an earlier one, even where the rest is equal too."""
+def duplicates(rows: Rows, among: np.ndarray | None = None) -> Iterator[Fault]:
+    """A later row with the whole physical key of an earlier one, even where the rest is equal too.
+
+    among: bool [n], the rows that are compared; None is all of them.
+    """
     names = rows["cell_id"]
     keys = [*_slot(rows), names.keys(), rows["weight_quantization"].keys()]
-    earlier, bad = _repeats(keys)
+    earlier, bad = _repeats(keys, among)
     yield Fault(
         "duplicate_row",
         bad,
@@ -28,9 +31,9 @@ def duplicates(rows: Rows) -> Iterator[Fault]:
     )
 
 
-def collisions(rows: Rows) -> Iterator[Fault]:
+def collisions(rows: Rows, among: np.ndarray | None = None) -> Iterator[Fault]:
     """A later row at the coordinates of an earlier one in the same cell, under another producer's name."""
-    earlier, bad = _repeats(_slot(rows))
+    earlier, bad = _repeats(_slot(rows), among)
     yield Fault(
         "coordinate_collision",
         bad,
@@ -53,11 +56,15 @@ def _slot(rows: Rows) -> list[np.ndarray]:
     return [c.keys() for c in (*identity_columns(rows), *coordinates)]
 
 
-def _repeats(keys: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """For each row the first row with equal keys, and whether that is an earlier one."""
-    groups, first = group(keys)
-    earlier = first[groups]
-    return earlier, earlier != np.arange(len(groups))
+def _repeats(keys: list[np.ndarray], among: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    """For each row the first compared row with equal keys, and whether that is an earlier one."""
+    every = np.arange(len(keys[0]))
+    compared = every if among is None else np.flatnonzero(among)
+    earlier = every.copy()
+    if len(compared):
+        groups, first = group([key[compared] for key in keys])
+        earlier[compared] = compared[first[groups]]
+    return earlier, earlier != every
 
 
 def _where(rows: Rows, row: int) -> str:

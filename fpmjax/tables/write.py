@@ -27,7 +27,7 @@ from fpmjax.tables.checks import every_fault
 from fpmjax.tables.identity import DATABASE, Identity
 from fpmjax.tables.load import DEFAULT_NAME, SIDECAR_SUFFIX, read_pair
 from fpmjax.tables.policy import COORDINATE_SYSTEM, POLICIES, SCHEMA_NAME, SCHEMA_VERSIONS, SINGLE_SAMPLE, Policy
-from fpmjax.tables.rows import typed_rows
+from fpmjax.tables.rows import TYPES, typed_rows
 from fpmjax.tables.sidecar import Declared
 
 
@@ -63,7 +63,7 @@ def write_table(
     seal = _sidecar(table, rule, schema_version, parquet, sidecar)
     parquet_path = Path(directory) / DEFAULT_NAME
     sidecar_path = parquet_path.with_suffix(SIDECAR_SUFFIX)
-    read_pair(parquet, seal, parquet_path, sidecar_path, dict.fromkeys(DATABASE))
+    read_pair(parquet, seal, "the rows to write", "the sidecar to write", dict.fromkeys(DATABASE))
     try:
         _commit(parquet_path, parquet, sidecar_path, seal, overwrite)
     except OSError as error:
@@ -88,7 +88,8 @@ def table_faults(
     table = assemble(rows, identity, rule, schema_version)
     if not table.num_rows:
         return []
-    columns = typed_rows(table, schema_version, "rows")
+    known = [name for name in table.column_names if name in TYPES]
+    columns = typed_rows(table.select(known), schema_version, "rows")
     database = {name: columns[name].at(0) for name in DATABASE}
     return every_fault(columns, Declared(schema_version, rule, database, None, "", table.num_rows))
 
@@ -129,7 +130,7 @@ def _sidecar(
                 "hint: leave it out",
                 code="sidecar_conflict",
             )
-    try:
+    try:  # what every reader needs stands first, the writer's own fields after it in the writer's order
         return json.dumps(fields | more | fields, indent=1, allow_nan=False).encode() + b"\n"
     except (TypeError, ValueError, RecursionError) as error:
         raise TableError(
