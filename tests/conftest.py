@@ -53,3 +53,11 @@ def never_compiles(monkeypatch):
     from asking import forbid_compiling
 
     forbid_compiling(monkeypatch)
+
+
+@pytest.fixture
+def fpm(capsys, monkeypatch):
+    """The command, run in this process."""
+    from commands import Command
+
+    return Command(capsys, monkeypatch)

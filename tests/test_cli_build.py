@@ -8,17 +8,12 @@ import json
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from commands import IDENTITY, Command
+from commands import IDENTITY
 
 import fpmjax
 
 HEADER = "workload_kind,batch_size,total_prefill_tokens,total_kv_read_tokens,latency_ms"
 GOOD = f"{HEADER}\ndecode,1,0,10,1.5\ndecode,1,0,20,1.75\ndecode,2,0,10,2.5\nprefill,1,16,0,9.25\n"
-
-
-@pytest.fixture
-def fpm(capsys, monkeypatch) -> Command:
-    return Command(capsys, monkeypatch)
 
 
 @pytest.fixture
@@ -65,21 +60,21 @@ def test_measurements_in_parquet_or_from_stdin_do_as_well(fpm, tmp_path, identit
 def test_every_bad_row_is_reported_with_its_line_and_nothing_is_written(fpm, tmp_path, identity):
     bad = [
         ('decode,1,0,10,1.5,"two\nlines"', None, ""),
-        ("decode,1,0,10,1.6,", 4, "line 4 repeats line 2"),
+        ("decode,1,0,10,1.6,", 4, "the row repeats line 2 (phase="),
         ("decode,x,0,10,1.6,", 5, "batch_size is 'x', not a whole number"),
         ("decode,2,0,1e3,y,", 6, "total_kv_read_tokens is '1e3', not a whole number; latency_ms is 'y', not a number"),
-        ("prefill,1,0,10,1.6,", 7, "no prefill tokens"),
+        ("prefill,1,0,10,1.6,", 7, "the row is a prefill point with no prefill tokens ("),
         ("decode,3,0,-1,1.6,", 8, "total_kv_read_tokens=-1"),
         ("decode,3,0,4294967296,1.6,", 9, "total_kv_read_tokens=4294967296"),
         ("decode,3,0,99999999999999999999,1.6,", 10, "not a whole number"),
-        ("decode,4,0,10,nan,", 11, "latency_ms=nan"),
+        ("decode,4,0,10,nan,", 11, "the row has non-finite/non-positive latency_ms=nan"),
         ("decode,5,0,10,-2,", 12, "latency_ms=-2.0"),
         ("decode,6,0,10,1_0,", 13, "latency_ms is '1_0', not a number"),
         ("decode,7,0,10,,", 14, "latency_ms=null"),
-        ("Decode,8,0,10,1,", 15, "workload_kind='Decode'"),
+        ("Decode,8,0,10,1,", 15, "the row has unknown workload_kind='Decode'"),
         ("decode,9,0,10", 16, "4 fields under 6 column names"),
-        ("decode,10,5,10,1,", 17, "decode point carrying prefill tokens"),
-        ("decode,,0,10,1,", 18, "batch_size"),
+        ("decode,10,5,10,1,", 17, "the row is a decode point carrying prefill tokens"),
+        ("decode,,0,10,1,", 18, "the row has invalid workload coordinates: batch_size=null does not fit in u32"),
         ("decode,11,0,10,1,", None, ""),
     ]
     rows = tmp_path / "rows.csv"
@@ -118,10 +113,13 @@ def test_measurements_that_are_no_measurements(fpm, tmp_path, identity, content,
         ("", "is not JSON"),
         ("[1]", "is not a JSON object, but a list"),
         ("{", "is not JSON"),
-        (json.dumps(IDENTITY | {"tp": [1]}), "tp is [1], but a field is text"),
-        (json.dumps(IDENTITY | {"tpp": 1}), "no field 'tpp'"),
-        (json.dumps({k: v for k, v in IDENTITY.items() if k != "pp"}), 'rows lack the column "pp"'),
-        (json.dumps(IDENTITY | {"tp": "1"}), '"tp" must be'),
+        (
+            json.dumps(IDENTITY | {"tp": [1]}),
+            "id.json: tp is [1], but it is a whole number from 0 to 4294967295, or null",
+        ),
+        (json.dumps(IDENTITY | {"tpp": 1}), "id.json: an identity has no field 'tpp'\nhint: did you mean tp? "),
+        (json.dumps({k: v for k, v in IDENTITY.items() if k != "pp"}), "id.json lacks pp, and "),
+        (json.dumps(IDENTITY | {"tp": "1"}), 'tp is "1", but it is a whole number'),
         (json.dumps(IDENTITY | {"dcp": 3}), "dcp must be positive and divide tp"),
     ],
 )

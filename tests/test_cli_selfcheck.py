@@ -4,16 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from commands import Command
 from oracles import build_selfcheck
 
 from fpmjax.cli import selfcheck
 from fpmjax.data import embedded_table
-
-
-@pytest.fixture
-def fpm(capsys, monkeypatch) -> Command:
-    return Command(capsys, monkeypatch)
 
 
 def test_the_recorded_answers_are_the_oracle_s(embedded_cells):

@@ -11,7 +11,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from commands import Command
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -21,11 +20,6 @@ from fpmjax.cli import files
 TP1 = ("embedded", "--select", "tp=1")
 COVER = ("coverage", *TP1, "--traffic")
 some = settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
-
-
-@pytest.fixture
-def fpm(capsys, monkeypatch) -> Command:
-    return Command(capsys, monkeypatch)
 
 
 def rank(batch: float = 0, kv=0, tokens=0):

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import difflib
+import os
 import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from fpmjax.cli.output import note
 from fpmjax.errors import CellNotFoundError, FpmError
+from fpmjax.tables.policy import FAKE_KV_CHOICES
 
 if TYPE_CHECKING:
     from fpmjax.tables.cell import Cell
@@ -17,6 +21,7 @@ if TYPE_CHECKING:
 UNEQUAL, BAD_INPUT, NOT_COVERED = 1, 2, 3  # exit codes beside 0
 U32_MAX = 2**32 - 1
 MOST_VALUES = 1_000_000  # in one list, and queries in one product: what a terminal or one JSON document can carry
+EMBEDDED = "embedded"
 LISTED = 8  # cells named when several match
 
 LIST = """\
@@ -115,7 +120,7 @@ def shorten(text: str, width: int = 40) -> str:
 
 
 def add_table(parser: argparse.ArgumentParser) -> None:
-    """TABLE, --select and --json."""
+    """TABLE, --select, --fake-kv and --json."""
     parser.add_argument("table", metavar="TABLE", help="Parquet file, folder that holds the pair, or `embedded`")
     parser.add_argument(
         "--select",
@@ -124,6 +129,12 @@ def add_table(parser: argparse.ArgumentParser) -> None:
         default=[],
         type=selection,
         help="choose among several cells by identity, e.g. tp=2; may be repeated (default: the only cell)",
+    )
+    parser.add_argument(
+        "--fake-kv",
+        choices=FAKE_KV_CHOICES,
+        help="rows measured on fabricated KV: drop them, heal decode rows by the line through two real rows below, or "
+        "keep what was recorded (default: drop)",
     )
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout (default: text)")
 
@@ -162,18 +173,45 @@ def open_cells(args: argparse.Namespace) -> Cells:
     """The cells of the table that was named."""
     from fpmjax.tables.load import load_cells
 
-    if args.table != "embedded":
-        return load_cells(args.table)
+    if args.table != EMBEDDED:
+        refuse_what_is_no_table(args.table)
+        return load_cells(args.table, fake_kv=args.fake_kv or FAKE_KV_CHOICES[0])
     from fpmjax.data import embedded_table
 
-    return load_cells(embedded_table())
+    return load_cells(embedded_table(), fake_kv=args.fake_kv or FAKE_KV_CHOICES[0])
+
+
+def refuse_what_is_no_table(name: str) -> None:
+    """Raise where TABLE is nothing at all, or measurements that nobody has made a table of yet."""
+    if not os.path.exists(name):
+        close = difflib.get_close_matches(name.lower(), [EMBEDDED])
+        hint = "did you mean" if close else "give a Parquet file, the folder that holds the pair, or"
+        raise UsageError(
+            f"the path {name} does not exist\nhint: {hint} `{EMBEDDED}`, which is the table inside this package"
+        )
+    if os.path.isfile(name) and holds_rows(name):
+        raise UsageError(
+            f"{name} holds measurements, but is no table yet\n"
+            f"hint: make one with `fpmjax table build {name} --identity ID.json -o DIR`"
+        )
+
+
+def holds_rows(name: str) -> bool:
+    """Whether a file is CSV by its name or its first line."""
+    if name.lower().endswith((".csv", ".csv.gz", ".tsv")):
+        return True
+    with open(name, "rb") as file:
+        head = file.read(1000)
+    return not head.startswith(b"PAR1") and b"workload_kind" in head.partition(b"\n")[0]
 
 
 def open_cell(args: argparse.Namespace) -> Cell:
     """The one cell that --select leaves; otherwise an error that lists the flags which would tell them apart."""
     wanted, cells = selected(args), open_cells(args)
     try:
-        return cells.select(**wanted)
+        cell = cells.select(**wanted)
+        tell_fate(args, [cell])
+        return cell
     except CellNotFoundError as error:
         if error.code != "cell_ambiguous":
             raise
@@ -186,6 +224,15 @@ def open_cell(args: argparse.Namespace) -> Cell:
         f"hint: add {flags[0]}, or another of these",
         code="cell_ambiguous",
     )
+
+
+def tell_fate(args: argparse.Namespace, cells: list[Cell]) -> None:
+    """What became of rows on fabricated KV, where --fake-kv says that it matters."""
+    from fpmjax.tables.oddities import fake_fate
+
+    if args.fake_kv:
+        fate = fake_fate(cells, args.fake_kv)
+        note(f"rows measured on fabricated KV: {fate or 'none in this cell'}")
 
 
 def separating_flags(identities: list[Identity]) -> list[str]:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fpmjax import __version__
-from fpmjax.cli.arguments import NOT_COVERED, UsageError, add_command, add_table, counts, open_cell
-from fpmjax.cli.output import aligned, note, percent, print_json, wrapped
+from fpmjax.cli import study
+from fpmjax.cli.arguments import BAD_INPUT, NOT_COVERED, UsageError, add_command, add_table, counts, open_cell
+from fpmjax.cli.output import ALL_IDLE, aligned, fake_kv_rows, note, percent, print_json, wrapped
 from fpmjax.cli.queries import Asked, explain
 from fpmjax.cli.traffic import Block, read_traffic
 
@@ -27,7 +28,8 @@ Traffic is a file, plain or gzip, or - for stdin:
   CSV, Parquet  one single-rank iteration a row: decode_requests (or batch) and decode_kv (or kv),
                 prefill_requests, prefill_tokens, prefill_kv; count says how often the row occurred
 
-A draft length d widens every decode request to d + 1 rows at the same KV total; 0 is ordinary decoding.
+A draft length d widens every decode request to d + 1 rows at the same KV total; 0 is ordinary decoding.  What is
+counted is whether the table answers the widened pass, not whether the study behind the factor covers it.
 The share is that of the iterations that can be asked at all: not the idle ones, and with a draft length not those
 that prefill.
 """
@@ -88,8 +90,20 @@ def run(args: argparse.Namespace) -> int:
         print_json(document(args, cell, tallies))
     else:
         print("\n".join(as_text(cell, tallies)))
-    covered = any(t.answered for t in tallies) or not any(t.asked for t in tallies)
-    return 0 if covered else NOT_COVERED
+    if all(tally.idle == tally.queries for tally in tallies):
+        note(ALL_IDLE)
+    return verdict(tallies)
+
+
+def verdict(tallies: list[Tally]) -> int:
+    """The exit code: 0 where anything is answered or nothing was to be asked, else what the refusals are about."""
+    from fpmjax.errors import CoverageError
+    from fpmjax.status import Status
+
+    if any(t.answered for t in tallies) or not any(t.asked for t in tallies):
+        return 0
+    uncovered = any(issubclass(Status(code).error, CoverageError) for t in tallies for code in t.refused)
+    return NOT_COVERED if uncovered else BAD_INPUT
 
 
 def progress(blocks: Iterable[Block]) -> Iterable[Block]:
@@ -132,6 +146,8 @@ def document(args: argparse.Namespace, cell: Cell, tallies: list[Tally]) -> dict
         "table": cell.path,
         "digest": cell.digest,
         "cell": dict(cell.identity),
+        "fake_kv_rows": fake_kv_rows(cell),
+        **({"study": study.document(cell)} if any(t.draft for t in tallies) else {}),
         "traffic": args.traffic,
         "largest_measured_batch": max(cell.decode_batches, default=None),
         "draft_lengths": [
@@ -177,6 +193,9 @@ def as_text(cell: Cell, tallies: list[Tally]) -> list[str]:
     lines = [str(cell.identity), "", *aligned(headers, rows)]
     if any(t.largest > measured for t in tallies):
         lines.append(f"! beyond the largest measured batch, {measured:,}")
+    if any(t.draft for t in tallies):
+        about = study.document(cell)
+        lines.append(f"the factor's study ran {about['deployment']}, this cell is {about['this_cell']}")
     for t in tallies:
         for code, count in sorted(t.refused.items()):
             at, why = t.example[code]

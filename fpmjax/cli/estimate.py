@@ -8,17 +8,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fpmjax import __version__
+from fpmjax.cli import study
 from fpmjax.cli.arguments import LIST, UsageError, add_command, add_table, counts, one_count, open_cell
 from fpmjax.cli.evidence import Details, detail_lines
-from fpmjax.cli.output import aligned, breakdown, ms, note, number, print_json
-from fpmjax.cli.queries import Asked, explain, product, refusals, with_depths
+from fpmjax.cli.output import ALL_IDLE, aligned, breakdown, fake_kv_rows, ms, note, number, print_json
+from fpmjax.cli.queries import Asked, answers, explain, product, refusals, telling, with_depths
 
 if TYPE_CHECKING:
     from fpmjax.tables.cell import Cell
 
 ABOUT = f"""\
 Work is given as lists, which are combined in every way, or as an engine's metrics.  Counts are totals of one
-iteration and rank.  With a draft length the answer is one whole speculative round, draft and verification.
+iteration and rank.  With a draft length the answer is one whole speculative round, draft and verification; 0 among
+draft lengths is ordinary decoding.
+
+`in study range` (in_study_range of a query in JSON, null at draft length 0) tells whether batch, KV and draft length
+lie inside the study behind the round's factor.  It ran TP1, BF16, which is not compared with the cell: see the last
+line, or `study` in JSON.
 
 {LIST}"""
 EXAMPLES = """\
@@ -53,7 +59,7 @@ def add(commands: Any) -> None:
         "--draft-length",
         metavar="LIST",
         type=counts,
-        help="draft tokens per round, from 1 (default: ordinary decoding)",
+        help="draft tokens per round, 0 for none (default: ordinary decoding)",
     )
     other.add_argument(
         "--verify-width",
@@ -68,36 +74,42 @@ def add(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     asked = read_work(args)
     cell = open_cell(args)
-    from fpmjax.estimate import estimate
     from fpmjax.models.direct import direct
     from fpmjax.speculative import check_range
     from fpmjax.status import Status
 
-    if args.draft_length:
-        check_range(args.draft_length)
+    for depth in args.draft_length or ():
+        if depth:
+            check_range(depth)
     model = direct(cell, verify_width=args.verify_width)
-    result = estimate(model, asked.work, draft_length=asked.depth, check=False, evidence=args.detail)
+    result = answers(model, asked, evidence=args.detail)
     details = None
     if args.detail:
         stp: Any = getattr(result, "stp", result)
         width = (0 if asked.depth is None else asked.depth) + np.full(result.status.shape, args.verify_width)
         details = Details(cell, asked.work, stp.parts, width)
-    answers = list(as_json(asked, result, details))
+    queries = list(as_json(asked, result, details))
     refused = refusals(result.status)
     if args.json:
-        print_json(document(args, cell, answers, refused))
+        print_json(document(args, cell, asked, queries, refused))
     else:
-        print("\n".join(as_text(asked, answers)))
+        print("\n".join([*as_text(asked, queries), *([study.legend(cell)] if any_round(asked) else [])]))
+    if asked.label is not None and (result.status == Status.IDLE).all():
+        note(ALL_IDLE)
     if not refused:
         return 0
-    count, first = sum(refused.values()), explain(model, asked, int(np.argmax(result.status > Status.IDLE)))
-    told = f"{count:,} of {len(answers):,} queries have no answer ({breakdown(refused)})"
-    if count == len(answers):
+    count, reason = sum(refused.values()), explain(model, asked, telling(result.status))
+    told = f"{count:,} of {len(queries):,} queries have no answer ({breakdown(refused)})"
+    if count == len(queries):
         if count > 1:
             note(told)
-        raise first
-    note(f"{told}; the first: {first}")
+        raise reason
+    note(f"{told}, for example: {reason}")
     return 0
+
+
+def any_round(asked: Asked) -> bool:
+    return asked.depth is not None and bool(asked.depth.any())
 
 
 def read_work(args: argparse.Namespace) -> Asked:
@@ -128,34 +140,39 @@ def as_json(asked: Asked, result: Any, details: Details | None):
         answer["work"] = [dict(zip(COUNTS, values, strict=True)) for values in zip(*(f[i] for f in work), strict=True)]
         answer |= {"status": words[status], "latency_ms": number(latency), "rank": rank}
         if asked.depth is not None:
+            depth = int(result.draft_length[i])
             answer |= {
-                "draft_length": int(result.draft_length[i]),
+                "draft_length": depth,
                 "scaling_factor": float(result.scaling_factor[i]),
                 "stp_latency_ms": number(result.stp.latency_ms[i]),
-                "calibrated": bool(result.calibrated[i]) and Status(status).answered,
+                "in_study_range": bool(result.calibrated[i]) and Status(status).answered if depth else None,
             }
         if details is not None:
             answer["ranks"] = details.ranks(i)
         yield answer
 
 
-def document(args: argparse.Namespace, cell: Cell, answers: list[dict], refused: dict[str, int]) -> dict[str, Any]:
+def document(
+    args: argparse.Namespace, cell: Cell, asked: Asked, queries: list[dict], refused: dict[str, int]
+) -> dict[str, Any]:
     return {
         "fpmjax": __version__,
         "table": cell.path,
         "digest": cell.digest,
         "policy": cell.policy,
         "cell": dict(cell.identity),
+        "fake_kv_rows": fake_kv_rows(cell),
         "verify_width": args.verify_width,
-        "queries": answers,
-        "answered": len(answers) - sum(refused.values()),
+        **({"study": study.document(cell)} if any_round(asked) else {}),
+        "queries": queries,
+        "answered": len(queries) - sum(refused.values()),
         "refused": refused,
     }
 
 
-def as_text(asked: Asked, answers: list[dict[str, Any]]) -> list[str]:
+def as_text(asked: Asked, queries: list[dict[str, Any]]) -> list[str]:
     """Aligned columns; with details, the evidence under each line."""
-    headers, rows = [], [[] for _ in answers]
+    headers, rows = [], [[] for _ in queries]
 
     def column(header: str, values: list[str]) -> None:
         headers.append(header)
@@ -164,29 +181,30 @@ def as_text(asked: Asked, answers: list[dict[str, Any]]) -> list[str]:
 
     if asked.label is not None:
         column("at", asked.label)
-        column("ranks", [str(len(a["work"])) for a in answers])
+        column("ranks", [str(len(a["work"])) for a in queries])
     else:
-        used = [name for name in COUNTS if any(a["work"][0][name] for a in answers)] or ["decode_requests"]
+        used = [name for name in COUNTS if any(a["work"][0][name] for a in queries)] or ["decode_requests"]
         for name, header in zip(COUNTS, HEADERS, strict=True):
             if name in used or (name == "decode_kv" and "decode_requests" in used):
-                column(header, [f"{a['work'][0][name]:,}" for a in answers])
+                column(header, [f"{a['work'][0][name]:,}" for a in queries])
     if asked.depth is not None:
-        column("draft", [str(a["draft_length"]) for a in answers])
-    column("latency ms", [ms(a["latency_ms"]) for a in answers])
+        column("draft", [str(a["draft_length"] or "none") for a in queries])
+    column("latency ms", [ms(a["latency_ms"]) for a in queries])
     if asked.depth is not None:
-        column("= factor", [f"{a['scaling_factor']:g}" for a in answers])
-        column("x STP ms", [ms(a["stp_latency_ms"]) for a in answers])
-        column("in study", ["-" if a["latency_ms"] is None else "yes" if a["calibrated"] else "no" for a in answers])
-    if asked.label is not None and any(len(a["work"]) > 1 for a in answers):
-        column("slowest rank", ["-" if a["rank"] < 0 else str(a["rank"]) for a in answers])
+        column("= factor", [f"{a['scaling_factor']:g}" if a["draft_length"] else "-" for a in queries])
+        column("x STP ms", [ms(a["stp_latency_ms"]) if a["draft_length"] else "-" for a in queries])
+        words = {True: "yes", False: "no", None: "-"}
+        column(study.IN_RANGE, ["-" if a["latency_ms"] is None else words[a["in_study_range"]] for a in queries])
+    if asked.label is not None and any(len(a["work"]) > 1 for a in queries):
+        column("slowest rank", ["-" if a["rank"] < 0 else str(a["rank"]) for a in queries])
     left: tuple[int, ...] = ()
-    if any(a["status"] != "ok" for a in answers):
+    if any(a["status"] != "ok" for a in queries):
         left = (len(headers),)
-        column("status", [a["status"] for a in answers])
+        column("status", [a["status"] for a in queries])
     lines = aligned(headers, rows, left=left)
-    if not answers or "ranks" not in answers[0]:
+    if "ranks" not in queries[0]:
         return lines
     return [
         lines[0],
-        *(x for line, a in zip(lines[1:], answers, strict=True) for x in (line, *detail_lines(a["ranks"]))),
+        *(x for line, a in zip(lines[1:], queries, strict=True) for x in (line, *detail_lines(a["ranks"]))),
     ]

@@ -101,12 +101,49 @@ def csv_records(label: str, stream: BinaryIO) -> Iterator[tuple[int, list[str]]]
         raise UsageError(f"{label} is damaged after line {begin}: {error}") from None
 
 
+def csv_table(label: str, stream: BinaryIO) -> tuple[list[str], Iterator[tuple[int, list[str] | None, int]]]:
+    """The column names, and (line, fields under them, number of fields) of every record.
+
+    The fields are None where their number does not fit the names.  Columns without a name, as a comma at the end of
+    every line makes them, are left out where they are empty; a value in one of them is an error.
+    """
+    records = csv_records(label, stream)
+    header = csv_header(label, records)
+    return [name for name in header if name], named_fields(label, header, records)
+
+
+def named_fields(
+    label: str, header: list[str], records: Iterator[tuple[int, list[str]]]
+) -> Iterator[tuple[int, list[str] | None, int]]:
+    named = [i for i, name in enumerate(header) if name]
+    surplus = False
+    for line, record in records:
+        nameless = [i for i in range(len(record)) if i >= len(header) or not header[i]]
+        filled = next((i for i in nameless if record[i].strip()), None)
+        if filled is not None and filled < len(header):
+            raise UsageError(
+                f"{label}, line {line}: field {filled + 1} is {record[filled].strip()[:40]!r}, but its column has no "
+                "name\nhint: name every column in the first line, or remove the column"
+            )
+        fits = filled is None and len(record) > named[-1]
+        surplus |= fits and bool(nameless)
+        yield line, [record[i] for i in named] if fits else None, len(record)
+    if surplus:
+        note(f"{label}: fields without a column name are left out, all of them are empty")
+
+
 def csv_header(label: str, records: Iterator[tuple[int, list[str]]]) -> list[str]:
-    """The column names; an empty file and a repeated name are refused."""
+    """The column names, "" where a column has none; an empty file and a repeated name are refused."""
     _, names = next(records, (1, []))
     names = [name.strip() for name in names]
     if not names:
         raise UsageError(f"{label} is empty\nhint: its first line names the columns")
-    if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+    for mark, word in ((";", "semicolons"), ("\t", "tabs")):
+        if len(names) == 1 and mark in names[0]:
+            raise UsageError(
+                f"{label}, line 1: one column, {names[0][:40]!r}; fields seem to be separated by {word}\n"
+                "hint: separate them with commas, with a point in decimal numbers"
+            )
+    if twice := [name for name in dict.fromkeys(names) if name and names.count(name) > 1]:
         raise UsageError(f"{label}, line 1: column {twice[0]!r} occurs {names.count(twice[0])} times")
     return names

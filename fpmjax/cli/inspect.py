@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fpmjax.cli.arguments import add_command, add_table, open_cells, selected
-from fpmjax.cli.output import aligned, print_json, span
+from fpmjax.cli.output import aligned, fake_kv_rows, print_json, span
 from fpmjax.errors import CellNotFoundError
 from fpmjax.tables.policy import POLICIES
 
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(table_document(cells) | {"cells": [cell_document(cell) for cell in chosen]})
     else:
-        print("\n".join(as_text(cells, chosen, brief=len(chosen) > CELLS)))
+        print("\n".join(as_text(cells, chosen, args.fake_kv or "", brief=len(chosen) > CELLS)))
     return 0
 
 
@@ -79,7 +79,7 @@ def cell_document(cell: Cell) -> dict[str, Any]:
     return {
         "identity": dict(cell.identity),
         "cell_ids": list(cell.cell_ids),
-        "fake_kv_rows": {"dropped": cell.fake_dropped, "healed": cell.fake_healed, "kept": cell.fake_kept},
+        "fake_kv_rows": fake_kv_rows(cell),
         "native_ar_only": cell.native_ar_only,
         "decode_points": len(cell.decode),
         "decode_kv_ceiling": cell.decode_kv_ceiling,
@@ -104,7 +104,7 @@ def per_batch(points: Points, axes: tuple[str, ...]) -> list[dict[str, Any]]:
     return rows
 
 
-def as_text(cells: Cells, chosen: list[Cell], *, brief: bool) -> list[str]:
+def as_text(cells: Cells, chosen: list[Cell], fake_kv: str, *, brief: bool) -> list[str]:
     about = table_document(cells)
     lines = [
         f"table     {about['path']}",
@@ -117,7 +117,7 @@ def as_text(cells: Cells, chosen: list[Cell], *, brief: bool) -> list[str]:
     shown = "" if len(chosen) == len(cells) else f", {len(chosen)} shown"
     lines += [f"cells     {len(cells)}{shown}"]
     for cell in chosen:
-        lines += ["", str(cell.identity), *(brief_lines(cell) if brief else cell_lines(cell))]
+        lines += ["", str(cell.identity), *(brief_lines(cell) if brief else cell_lines(cell, fake_kv))]
     if brief:
         lines += ["", "coverage per batch: add --select FIELD=VALUE, or --json"]
     return lines
@@ -133,10 +133,11 @@ def batches_of(points: Points) -> str:
     return f"{'batch' if len(batches) == 1 else f'{len(batches)} batches'} {span(batches[0], batches[-1])}"
 
 
-def cell_lines(cell: Cell) -> list[str]:
+def cell_lines(cell: Cell, fake_kv: str) -> list[str]:
+    from fpmjax.tables.oddities import fake_fate
+
     about, lines = cell_document(cell), []
-    if any(about["fake_kv_rows"].values()):
-        fate = ", ".join(f"{n:,} {what}" for what, n in about["fake_kv_rows"].items() if n)
+    if fate := fake_fate([cell], fake_kv):
         lines.append(f"  rows on fabricated KV: {fate}")
     if cell.native_ar_only:
         lines.append("  native CUDA timings of plain decoding: no verify width above 1")

@@ -64,6 +64,14 @@ def print_json(document: dict[str, Any]) -> None:
     print(json.dumps(document, indent=1, allow_nan=False))
 
 
+ALL_IDLE = "every iteration is idle and takes 0 ms: no rank is given any work"
+
+
+def fake_kv_rows(cell: Any) -> dict[str, int]:
+    """What became of a cell's rows on fabricated KV, for JSON."""
+    return {"dropped": cell.fake_dropped, "healed": cell.fake_healed, "kept": cell.fake_kept}
+
+
 def note(text: str) -> None:
     """Something worth knowing beside the data."""
     print(f"note: {text}", file=sys.stderr)

@@ -6,7 +6,7 @@ import argparse
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 class Asked:
     """n queries in the order in which they are shown.
 
-    work: [n] and its ranks; depth: int64 [n] or None for ordinary decoding; label: what names each query, or None
-    where its own numbers do.
+    work: [n] and its ranks; depth: int64 [n], 0 for ordinary decoding, or None where no draft length is given;
+    label: what names each query, or None where its own numbers do.
     """
 
     work: Work
@@ -93,26 +93,73 @@ def with_depths(work: Work, labels: list[str], depths: Sequence[int] | None) -> 
     """Every iteration at every draft length, iterations outermost."""
     if not depths:
         return Asked(work, None, labels)
-    import jax
-
     if (queries := len(labels) * len(depths)) > MOST_VALUES:
         raise UsageError(f"{len(labels):,} iterations at {len(depths):,} draft lengths make {queries:,} queries")
-    repeated = jax.tree.map(lambda x: np.repeat(x, len(depths), axis=0), work)
+    repeated = some(work, np.repeat(np.arange(len(labels)), len(depths)))
     return Asked(repeated, np.tile(np.array(depths, np.int64), len(labels)), [name for name in labels for _ in depths])
 
 
-def explain(model, asked: Asked, query: int) -> FpmError:
-    """The error of one refused query, with what is measured nearby."""
-    import jax
+def answers(model: Any, asked: Asked, *, evidence: bool) -> Any:
+    """`estimate` of every query, refusals included; with depths a SpeculativeEstimate.
 
+    A depth of 0, which the Python API has no use for, is the ordinary pass under a factor of 1.
+    """
+    from fpmjax.answer import SpeculativeEstimate
     from fpmjax.estimate import estimate
 
-    work = jax.tree.map(lambda x: x[query], asked.work)
+    depth = asked.depth
+    if depth is None:
+        return estimate(model, asked.work, check=False, evidence=evidence)
+    plain, found = depth == 0, {}
+    if not plain.all():
+        work = some(asked.work, ~plain)
+        found[False] = estimate(model, work, draft_length=depth[~plain], check=False, evidence=evidence)
+    if plain.any():
+        ordinary: Any = estimate(model, some(asked.work, plain), check=False, evidence=evidence)
+        zero = np.zeros(ordinary.status.shape, np.int64)
+        found[True] = SpeculativeEstimate(ordinary.latency_ms, zero, zero + 1.0, zero > 0, ordinary)
+    return found.popitem()[1] if len(found) == 1 else interleaved(plain, found[True], found[False])
+
+
+def some(tree: Any, which: Any) -> Any:
+    """These queries of every array."""
+    import jax
+
+    return jax.tree.map(lambda x: np.asarray(x)[which], tree)
+
+
+def interleaved(which: np.ndarray, yes: Any, no: Any) -> Any:
+    """Two trees of arrays as one: queries of `yes` where `which` says so, of `no` elsewhere."""
+    import jax
+
+    def put(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        out = np.empty((len(which), *x.shape[1:]), x.dtype)
+        out[which], out[~which] = x, y
+        return out
+
+    return jax.tree.map(put, yes, no)
+
+
+def explain(model: Any, asked: Asked, query: int) -> FpmError:
+    """The error of one refused query, with what is measured nearby."""
+    from fpmjax.estimate import estimate
+
+    depth = 0 if asked.depth is None else int(asked.depth[query])
     try:
-        estimate(model, work, draft_length=None if asked.depth is None else int(asked.depth[query]))
+        estimate(model, some(asked.work, query), draft_length=depth or None)
     except FpmError as error:
         return error
     raise AssertionError(f"query {query} was refused in bulk and is answered alone")
+
+
+def telling(status: np.ndarray) -> int:
+    """The refusal that is explained: the first one of coverage, else the first; it also decides the exit code."""
+    from fpmjax.errors import CoverageError
+    from fpmjax.status import Status
+
+    uncovered = [kind for kind in Status if issubclass(kind.error, CoverageError)]
+    about = np.isin(status, uncovered)
+    return int(np.argmax(about if about.any() else status > Status.IDLE))
 
 
 def refusals(status: np.ndarray) -> dict[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,10 +13,10 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 import numpy as np
 
 from fpmjax.cli.arguments import UsageError, count
-from fpmjax.cli.files import PARQUET, csv_header, csv_records, lines, open_input, whole
+from fpmjax.cli.files import PARQUET, csv_table, lines, open_input, whole
 from fpmjax.cli.output import note
 from fpmjax.errors import MetricsError
-from fpmjax.metrics import read_json
+from fpmjax.metrics import RANK, SCHEDULED, read_json, show
 
 if TYPE_CHECKING:
     from fpmjax.work import Work
@@ -68,12 +69,12 @@ def read_traffic(name: str) -> Iterator[Block]:
 
 
 def from_json(label: str, stream: BinaryIO) -> Iterator[Block]:
-    source = lines(label, stream)
+    source, told = lines(label, stream), False
     while block := list(islice(source, BLOCK)):
         place = [f"line {number}" for number, _ in block]
-        work = read_iterations(
-            label, place, [unwrap(label, at, line) for at, (_, line) in zip(place, block, strict=True)]
-        )
+        items = [unwrap(label, at, line) for at, (_, line) in zip(place, block, strict=True)]
+        work = read_iterations(label, place, items)
+        told = told or tell_unread(label, place, items, work)
         yield Block(work, np.ones(len(block), np.int64), place)
 
 
@@ -120,7 +121,42 @@ def metrics_file(name: str) -> tuple[Work, list[str]]:
         text = [(text[0][0], b"".join(line for _, line in text))]
     place = [f"line {number}" for number, _ in text]
     items = [unwrap(label, at, line) for at, (_, line) in zip(place, text, strict=True)]
-    return read_iterations(label, place, items), place
+    work = read_iterations(label, place, items)
+    tell_unread(label, place, items, work)
+    return work, place
+
+
+def tell_unread(label: str, place: Sequence[str], items: Sequence[Any], work: Work) -> bool:
+    """Note the first idle iteration whose unknown keys suggest that it was not meant to be idle; whether there is one.
+
+    Unknown keys are ignored, as the schema wants it, and an object without any known one is an idle rank.
+    """
+    busy = (np.asarray(work.prefill_tokens) > 0) | (np.asarray(work.decode_requests) > 0)
+    for i in np.flatnonzero(~busy.any(-1)).tolist():
+        if why := unread(items[i]):
+            note(f"{label}, {place[i]} is idle: {why}")
+            return True
+    return False
+
+
+def unread(item: Any) -> str:
+    """Which unknown keys of one iteration look like work, in words; empty where none do."""
+    item = read_json(item) if isinstance(item, bytes) else item
+    for rank in item if isinstance(item, list) else [item]:
+        unknown = [name for name in rank if name not in RANK]
+        if "scheduled_requests" in rank:
+            scheduled = rank["scheduled_requests"]
+            absent = [name for name in SCHEDULED if name not in scheduled]
+            for name in scheduled:
+                if name not in SCHEDULED and (close := difflib.get_close_matches(name, absent, 1, cutoff=0.85)):
+                    return f"the unknown key {show(name)} is ignored; did you mean {close[0]}?"
+        elif unknown:
+            close = [name for name in unknown if difflib.get_close_matches(name, ["scheduled_requests"])]
+            keys, it = ("key", "it") if len(unknown) == 1 else ("keys", "them")
+            shown = ", ".join(map(show, unknown[:8])) + (", ..." if len(unknown) > 8 else "")
+            meant = "scheduled_requests" if close else f"{it} inside scheduled_requests"
+            return f"the unknown {keys} {shown} {'is' if it == 'it' else 'are'} ignored; did you mean {meant}?"
+    return ""
 
 
 def stands_alone(line: bytes) -> bool:
@@ -133,15 +169,14 @@ def stands_alone(line: bytes) -> bool:
 
 
 def from_csv(label: str, stream: BinaryIO) -> Iterator[Block]:
-    records = csv_records(label, stream)
-    names = csv_header(label, records)
+    names, records = csv_table(label, stream)
     fields = known_columns(label, names)
     while block := list(islice(records, BLOCK)):
-        place = [f"line {number}" for number, _ in block]
+        place = [f"line {number}" for number, *_ in block]
         columns: dict[str, list[int]] = {field: [] for field in fields}
-        for at, (_, record) in zip(place, block, strict=True):
-            if len(record) != len(names):
-                raise UsageError(f"{label}, {at}: {len(record)} fields under {len(names)} column names")
+        for at, (_, record, width) in zip(place, block, strict=True):
+            if record is None:
+                raise UsageError(f"{label}, {at}: {width} fields under {len(names)} column names")
             for field, i in fields.items():
                 columns[field].append(whole_number(record[i], label, at, names[i]))
         yield table_block(label, place, columns)
