@@ -156,7 +156,7 @@ def learn_spline(xp: Any, store: Learner, rules: Rules, misses: Array) -> Learne
     again = xp.where(rules.step > 0, store.accepted % xp.maximum(rules.step, 1) == 0, adaptive)
     due = (used.sum() >= rules.min_observations) & xp.where(store.searches > 0, again, first)
     rows = store.x, store.y, used
-    moved = when(xp, due, lambda: search(xp, spline, *rows), lambda: refit(xp, spline, *rows))
+    moved = refit(xp, when(xp, due, lambda: search(xp, spline, *rows), lambda: spline), *rows)
     return replace(
         store,
         plane=replace(plane, ready=usable),

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from fpmjax._jax import pytree
+from fpmjax.observe.retain import repeat
 from fpmjax.work import Array
 
 # Bounds of the peer: an axis varies above the first, relative to its mean; a pivot below the second is singular.
@@ -99,11 +100,10 @@ def solve(xp: Any, a: Array, b: Array) -> tuple[Array, Array]:
     Gauss-Jordan with partial pivoting, a pivot below `PIVOT` is singular.  An excluded unknown is a row and a
     column of the identity: it is never chosen as another's pivot.
     """
-    size = a.shape[-1]
-    row = np.arange(size)
-    table = xp.concatenate([a, b[..., None]], -1)
-    regular = xp.ones(a.shape[0], bool)
-    for column in range(size):
+    row = np.arange(a.shape[-1])
+
+    def eliminate(column: Any, state: tuple[Array, Array]) -> tuple[Array, Array]:
+        table, regular = state
         below = xp.where((row >= column)[None, :], xp.abs(table[:, :, column]), -1.0)
         chosen = (row[None, :] == xp.argmax(below, -1)[:, None])[:, :, None]
         pivot = xp.where(chosen, table, 0.0).sum(1)
@@ -112,5 +112,7 @@ def solve(xp: Any, a: Array, b: Array) -> tuple[Array, Array]:
         regular = regular & (xp.abs(value) >= PIVOT)
         pivot = pivot / xp.where(regular, value, 1.0)[:, None]
         table = table - table[:, :, column, None] * pivot[:, None, :]
-        table = xp.where((row == column)[None, :, None], pivot[:, None, :], table)
+        return xp.where((row == column)[None, :, None], pivot[:, None, :], table), regular
+
+    table, regular = repeat(xp, len(row), eliminate, (xp.concatenate([a, b[..., None]], -1), xp.ones(a.shape[0], bool)))
     return table[..., -1], regular

@@ -1,20 +1,19 @@
 """A sum of two piecewise linear curves of rising segments, with learned knots.
 
 Per axis, segments from zero through the knots to infinity, over x / scale; a free intercept and nonnegative segment
-slopes, found exactly: every subset of the at most eight segments is solved in one go by sweeps of the Gram matrix,
-and the one that meets the optimality conditions is taken.  Knots are searched one at a time over a fixed set of
-candidates (the peer's), all candidates of a knot at once.
+slopes, found exactly by pivoting on the Gram matrix of the at most eight segments.  Knots are searched one at a time
+over a fixed set of candidates (the peer's), all candidates of a knot at once.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from fpmjax._jax import pytree
-from fpmjax.observe.features import unfused
-from fpmjax.observe.retain import choose, repeat
+from fpmjax.observe.retain import choose, repeat, repeat_while
 from fpmjax.work import Array
 
 AXES = 2
@@ -23,13 +22,14 @@ QUANTILES = np.array([0.05 * (i + 1) for i in range(19)])
 GEOMETRIC = np.array([i / 18.0 for i in range(1, 18)])
 MARGIN, GAIN, COLUMN = 1e-10, 1e-12, 1e-12
 SWEEPS = 2
-DEPENDENT = 1e-13  # what a column of norm 1 keeps beside those before it; below, a subset is not tried
+DEPENDENT = 1e-13  # what a column of norm 1 has left beside those that are on; below, it stays off
+SLACK = 1e-13  # of the largest moment: rounding, not a negative slope or a rising gradient
 
 
 @pytree()
 class Spline:
-    """knots: float64 [2, k], rising, unused ones +inf; slopes: [2, k + 1] per segment; scale: [2], of the raw axes;
-    intercept: []; ready: bool [], whether knots were ever searched."""
+    """knots: float64 [2, k] on the raw axes, rising, unused ones +inf; slopes: [2, k + 1] per segment of x / scale;
+    scale: [2]; intercept: []; ready: bool [], whether knots were ever searched."""
 
     knots: Array
     slopes: Array
@@ -47,9 +47,11 @@ class Spline:
         """float64 [...] at raw x [..., 2] >= 0; NaN where there is no fit."""
         value: Any = self.intercept
         for axis in range(AXES):
-            at = x[..., axis] / xp.where(x[..., axis] >= 0.0, self.scale[axis], 1.0)
+            at = x[..., axis]
+            # Divided last and by a divisor of each point: the same bits in every compiled form.
+            scale = xp.where(at >= 0.0, self.scale[axis], 1.0)
             for j, part in enumerate(segments(xp, at, self.knots[axis])):
-                value = value + unfused(xp, self.slopes[axis, j] * part, part)
+                value = value + self.slopes[axis, j] * part / scale
         return xp.where(self.ready & xp.isfinite(value), value, np.nan)
 
     @property
@@ -101,50 +103,70 @@ def fit_segments(xp: Any, x: Array, y: Array, used: Array, knots: Array) -> tupl
 def non_negative(xp: Any, gram: Array, moment: Array) -> Array:
     """[c, p]: the nonnegative least squares of c Gram matrices [c, p, p] and moments [c, p]; columns of norm 1 or 0.
 
-    A sweep turns an unknown of a tableau on; doubling over the unknowns gives all 2^p subsets.  Each tableau then
-    holds its solution beside the unknowns that are on, and beside the others the gradient, which at the optimum is
-    nowhere above zero.
+    Principal pivoting (Murty's rule): the first unknown that is on and negative, or off with a rising gradient, is
+    swept out or in, until there is none; that ends for independent columns.  A column that depends on those that
+    are on stays off: its gradient is zero but for rounding.
     """
     sets, size = moment.shape
-    table = xp.concatenate([gram, moment[..., None]], -1)[:, None]  # [c, subsets, p, p + 1]
-    tried = xp.ones((sets, 1), bool)
-    on = np.zeros((1, size), bool)
-    for j in range(size):
-        pivot = table[:, :, j, j]
-        possible = pivot > DEPENDENT
-        row = table[:, :, j, :] / xp.where(possible, pivot, 1.0)[..., None]
-        column = table[:, :, :, j]
-        this = (np.arange(size) == j)[None]
-        swept = table - column[..., None] * row[:, :, None, :]
-        swept = xp.where(this[None, ..., None], row[:, :, None, :], swept)
-        # The inverse takes the place of the eliminated column; later sweeps of the same tableau read it.
-        inverse = xp.where(this[None], 1.0, -column) / xp.where(possible, pivot, 1.0)[..., None]
-        swept = xp.where((np.arange(size + 1) == j)[None, None, None], inverse[..., None], swept)
-        table = xp.concatenate([table, swept], 1)
-        tried = xp.concatenate([tried, tried & possible], 1)
-        on = np.concatenate([on, on | this])
-    last = table[..., -1]
-    solution, gradient = xp.where(on[None], last, 0.0), xp.where(on[None], 0.0, last)
-    feasible = tried & (solution >= 0.0).all(-1)
-    excess = xp.where(feasible, xp.maximum(gradient, 0.0).max(-1), np.inf)
-    best = xp.argmin(excess, -1)
-    return xp.take_along_axis(solution, best[:, None, None], 1)[:, 0]
+    start = xp.concatenate([gram, moment[..., None]], -1)
+    slack = SLACK * xp.maximum(1.0, xp.abs(moment).max(-1))[:, None]
+    unknown = np.arange(size)
+
+    def wrong(table: Array, on: Array) -> Array:
+        last, own = table[..., -1], xp.diagonal(table[..., :-1], 0, 1, 2)
+        return xp.where(on, last < -slack, (last > slack) & (own > DEPENDENT))
+
+    def pivot(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        table, on, turn = state
+        bad = wrong(table, on)
+        this = (unknown[None, :] == xp.argmax(bad, -1)[:, None]) & bad
+        swept = sweep(xp, table, this)
+        return xp.where(this.any(-1)[:, None, None], swept, table), on ^ this, turn + 1
+
+    def unsettled(state: tuple[Array, Array, Array]) -> Array:
+        table, on, turn = state
+        return wrong(table, on).any() & (turn < 4 * 2**size)
+
+    _, on, _ = repeat_while(xp, unsettled, pivot, (start, xp.zeros((sets, size), bool), xp.zeros((), np.int64)))
+
+    def enter(j: Array, table: Array) -> Array:
+        """Once more from the start, without the rounding of what went in and out."""
+        this = on & (unknown == j)[None, :]
+        own = xp.diagonal(table[..., :-1], 0, 1, 2)
+        fine = (this & (own > DEPENDENT)).any(-1)
+        return xp.where(fine[:, None, None], sweep(xp, table, this), table)
+
+    solved = repeat(xp, size, enter, start)[..., -1]
+    return xp.where(on, xp.maximum(solved, 0.0), 0.0)
+
+
+def sweep(xp: Any, table: Array, this: Array) -> Array:
+    """Tableaus [c, p, p + 1] with one unknown each, `this` bool [c, p], turned from off to on or back."""
+    whole = xp.concatenate([this, xp.zeros_like(this[:, :1])], 1)
+    row = xp.where(this[:, :, None], table, 0.0).sum(1)
+    column = xp.where(whole[:, None, :], table, 0.0).sum(2)
+    own = xp.where(this, column, 0.0).sum(1)
+    own = xp.where(own != 0.0, own, 1.0)[:, None]
+    row, inverse = row / own, xp.where(this, 1.0, -column) / own
+    swept = xp.where(this[:, :, None], row[:, None, :], table - column[:, :, None] * row[:, None, :])
+    return xp.where(whole[:, None, :], inverse[:, :, None], swept)
 
 
 def refit(xp: Any, spline: Spline, x: Array, y: Array, used: Array) -> Spline:
     """The same knots and scale, slopes and intercept from the rows as they are now; x raw [rows, 2]."""
-    slopes, intercept, _ = fit_segments(xp, x / spline.scale[None, :], y, used, spline.knots[None])
-    return Spline(spline.knots, slopes[0], spline.scale, intercept[0], spline.ready)
+    scale = spline.scale
+    slopes, intercept, _ = fit_segments(xp, x / scale[None, :], y, used, (spline.knots / scale[:, None])[None])
+    return replace(spline, slopes=slopes[0], intercept=intercept[0])
 
 
 def search(xp: Any, spline: Spline, x: Array, y: Array, used: Array) -> Spline:
-    """New scale and knots from the rows x raw [rows, 2]; the old knots are where it starts if they do better."""
+    """New scale and knots from the rows x raw [rows, 2], to be refitted; the old knots start it if they do better."""
     k = spline.knots.shape[-1]
     scale = xp.maximum(1.0, xp.where(used[:, None], x, 0.0).max(0))
     x = x / scale[None, :]
     distinct = [distinct_values(xp, x[:, axis], used) for axis in range(AXES)]
     start = xp.stack([first_knots(xp, values, count, k) for values, count in distinct])
-    before = spline.knots * (spline.scale / scale)[:, None]
+    before = spline.knots / scale[:, None]
     comparable = spline.ready & (xp.isfinite(before).sum(-1) == xp.isfinite(start).sum(-1)).all()
     _, _, errors = fit_segments(xp, x, y, used, xp.stack([start, xp.where(comparable, before, start)]))
     better = comparable & (errors[1] < errors[0])
@@ -173,8 +195,7 @@ def search(xp: Any, spline: Spline, x: Array, y: Array, used: Array) -> Spline:
         return repeat(xp, len(QUANTILES) + len(GEOMETRIC), consider, (knots, error))
 
     knots, _ = repeat(xp, SWEEPS * AXES * k, move, (knots, error))
-    slopes, intercept, _ = fit_segments(xp, x, y, used, knots[None])
-    return Spline(knots, slopes[0], scale, intercept[0], xp.ones_like(spline.ready))
+    return replace(spline, knots=knots * scale[:, None], scale=scale, ready=xp.ones_like(spline.ready))
 
 
 def distinct_values(xp: Any, x: Array, used: Array) -> tuple[Array, Array]:

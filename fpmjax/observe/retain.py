@@ -181,3 +181,12 @@ def repeat(xp: Any, times: Any, body: Callable[[Any, Any], Any], state: Any) -> 
     for i in range(times):
         state = body(i, state)
     return state
+
+
+def repeat_while(xp: Any, goes_on: Callable[[Any], Any], body: Callable[[Any], Any], state: Any) -> Any:
+    """`lax.while_loop` in jax, an ordinary loop in NumPy."""
+    if xp is not np:
+        return lax.while_loop(goes_on, body, state)
+    while goes_on(state):
+        state = body(state)
+    return state
