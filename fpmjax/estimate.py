@@ -182,7 +182,7 @@ def in_chunks(model: Any, work: Work, depth: Any, factor: Any, shape: tuple[int,
             pending.append((where, answer(on_device, *part, **static)))
             drain(IN_FLIGHT)
         drain(0)
-    out = jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), out)
+    out = jax.tree.map(lambda x: x.reshape((*shape, *x.shape[1:])), out)
     return complete(out, depth, factor, work.ranks)
 
 

@@ -285,3 +285,20 @@ def test_chunks_of_broadcast_views_are_the_queries_in_row_major_order(shape):
                     part = rows(view, slice(start, stop), size, axes)
                     assert (part[: stop - start] == flat[start:stop]).all() and not part[stop - start :].any()
                     assert len(part) == size
+
+
+def test_a_model_that_only_follows_the_protocol_is_asked_in_compiled_code(model):
+    class Plain:
+        composition, execution, ready = "whole_forward", "autoregressive", True
+
+        def __init__(self, inner):
+            self.inner = inner
+
+        def __call__(self, work, *, evidence=False):
+            return self.inner(work, evidence=evidence)
+
+    jax.tree_util.register_pytree_node(Plain, lambda p: ((p.inner,), None), lambda _, children: Plain(*children))
+    for work in (Work.decode(8, 8192), Work.decode([8, 1], [8192, 1024]), Work.decode([], [])):
+        plain, own = estimate(Plain(model), work, evidence=True), estimate(model, work, evidence=True)
+        assert np.array_equal(plain.latency_ms, own.latency_ms) and np.shape(plain.rank) == np.shape(own.rank)
+        assert np.array_equal(plain.parts.decode.row, own.parts.decode.row)
