@@ -75,11 +75,11 @@ def _measurement(rows: Rows, policy: Policy) -> Iterator[Fault]:
     if policy.sample_contract:
         yield _sample_contract(rows, policy)
     for name, value in policy.row_constants:
-        stated, wanted = rows[name], f"the integer {value}" if isinstance(value, int) else f'"{value}"'
+        constant, wanted = rows[name], f"the integer {value}" if isinstance(value, int) else f'"{value}"'
         yield Fault(
             "median_row",
-            ~stated.equals(value),
-            lambda i, s=stated, w=wanted: f"FPM median row {i} {s.name} must be {w}, but is {seen(s, i)}",
+            ~constant.equals(value),
+            lambda i, s=constant, w=wanted: f"FPM median row {i} {s.name} must be {w}, but is {seen(s, i)}",
             f"policy {policy.name} fixes this column",
         )
     if not policy.fake_kv:
