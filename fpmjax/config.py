@@ -97,7 +97,7 @@ def best_available(config: Any) -> tuple[Any, Origin]:
         cell.check_ready(resolved["worker_type"])
     except (TableError, CellNotFoundError, CoverageError) as error:
         broken = isinstance(error, TableError) and error.code not in MISSING
-        if broken or resolved["fallback_policy"] == "deny":
+        if broken or error.code == "cell_ambiguous" or resolved["fallback_policy"] == "deny":
             raise
         failures: tuple[str, ...] = (f"FpmInterpolation: {sentence(error)}", f"OpLevel: {REFUSED_MODES['op_level'][1]}")
         return new_regression(resolved), origin._replace(selected="fpm_regression", failures=failures)
@@ -145,15 +145,20 @@ def speculation_of(config: dict[str, Any]) -> str | None:
     """What a configuration says about speculation; a mode that cannot hold it is refused."""
     kind = config["speculation"] and config["speculation"]["kind"]
     said = f"speculation.kind={kind!r}" if kind else f"nextn={config['nextn']}" if config["nextn"] else None
-    rounds = deployment_of(config)["execution_profile"] if config["fpm_profile"] else None
-    measured = rounds is not None and rounds["num_draft_tokens"] == config["nextn"] and not kind
-    if kind == "ngram" or (said and config["estimation_mode"] == "fpm_interpolation" and not measured):
+    from_table = config["estimation_mode"] == "fpm_interpolation"
+    if kind == "ngram" or (said and from_table and not (config["nextn"] and measures_rounds(config))):
         refuse(
             f"estimation_mode='{config['estimation_mode']}' does not support speculative decoding by {said}",
             "leave it out, and ask with draft_length",
             "speculative_config",
         )
     return said
+
+
+def measures_rounds(config: dict[str, Any]) -> bool:
+    """Whether the profile states measured rounds of `nextn` drafted tokens."""
+    rounds = deployment_of(config)["execution_profile"] if config["fpm_profile"] else None
+    return rounds is not None and rounds["num_draft_tokens"] == config["nextn"]
 
 
 def new_regression(config: dict[str, Any]) -> Any:
@@ -210,13 +215,13 @@ def without_kind(options: dict[str, Any]) -> dict[str, Any]:
 
 def find_cell(config: dict[str, Any]) -> Cell:
     """The one measured deployment that the configuration names."""
+    wanted = wanted_identity(config)
     cells = load_cells(
         table_path(config),
         system=config["system"],
         backend=config["backend"],
         backend_version=config["backend_version"],
     )
-    wanted = wanted_identity(config)
     if config["dcp"] is None:  # a table either has no such column, or says 1 where the axis is not split
         wanted["dcp"] = next((i.dcp for i in cells if i.dcp in (None, 1)), None)
     return cells.select(**wanted)

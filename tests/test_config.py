@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from asking import CASES, SURFACE, decode
 from configs import DEPLOYMENT, FIT, LAZY, LOOKUP, PROFILED, R, fit, look, merged
-from table_pairs import PROFILE, ROUND, refusal, seal, table
+from table_pairs import PROFILE, ROUND, ROWS, refusal, seal, table
 
 from fpmjax.config import best_available
 from fpmjax.errors import CellNotFoundError, CoverageError, OptionError, SpeculationError, TableError
@@ -110,6 +110,14 @@ def test_a_missing_table_falls_back_only_where_that_is_allowed(tmp_path):
     broken = seal(tmp_path, b"not a table")
     config = merged(config | {"fallback_policy": "allow"}, look(fpm_parquet_path=str(broken)))
     refusal(best_available, config | {"fallback_policy": "allow"}, error=TableError)
+
+
+def test_several_cells_are_no_reason_to_fall_back(tmp_path):
+    two = {name: values * 2 for name, values in ROWS.items()} | {"gemm_quant_mode": ["bfloat16"] * 6 + ["fp8"] * 6}
+    config = look(fpm_parquet_path=str(seal(tmp_path, table(two)))) | {"model": "acme/small", "tp": 1}
+    code, message = refusal(best_available, config | {"fallback_policy": "allow"}, error=CellNotFoundError)
+    assert code == "cell_ambiguous" and "gemm_quant_mode" in message
+    best_available(config | {"gemm_quant_mode": "fp8"})
 
 
 def test_a_cell_is_never_borrowed():
