@@ -33,8 +33,14 @@ if TYPE_CHECKING:
     from fpmjax.estimate import estimate as estimate
     from fpmjax.evaluate import evaluate as evaluate
     from fpmjax.facade import ForwardPassPerfModel as ForwardPassPerfModel
+    from fpmjax.models.corrected import Corrected as Corrected
+    from fpmjax.models.corrected import corrected as corrected
     from fpmjax.models.direct import Direct as Direct
     from fpmjax.models.direct import direct as direct
+    from fpmjax.models.regression import Regression as Regression
+    from fpmjax.models.regression import regression as regression
+    from fpmjax.models.settings import ErrorThreshold as ErrorThreshold
+    from fpmjax.models.settings import Knots as Knots
     from fpmjax.observe.observations import Observations as Observations
     from fpmjax.observe.trace import read_trace as read_trace
     from fpmjax.rule import SpeculativeRule as SpeculativeRule
@@ -52,7 +58,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# In reading order: what was measured, the model over it, what is asked, what comes back, what can go wrong.
+# In reading order: what was measured or observed, the model over it, what is asked, what comes back, what is kept, what
+# can go wrong.
 _HOME = {
     "embedded_table": "data",
     "load_cells": "tables.load",
@@ -60,10 +67,16 @@ _HOME = {
     "Cells": "tables.load",
     "Cell": "tables.cell",
     "Identity": "tables.identity",
-    "direct": "models.direct",
-    "Direct": "models.direct",
     "read_trace": "observe.trace",
     "Observations": "observe.observations",
+    "direct": "models.direct",
+    "Direct": "models.direct",
+    "regression": "models.regression",
+    "Regression": "models.regression",
+    "ErrorThreshold": "models.settings",
+    "Knots": "models.settings",
+    "corrected": "models.corrected",
+    "Corrected": "models.corrected",
     "Work": "work",
     "RequestLists": "work",
     "estimate": "estimate",
