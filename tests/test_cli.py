@@ -181,8 +181,8 @@ def test_an_idle_iteration_takes_no_time(fpm):
         ("--batch 1:5:0 --kv 5", "a step of 0"),
         ("--batch 1:5:x1 --kv 5", "never ends"),
         ("--batch 0:5:x2 --kv 5", "never ends"),
-        ("--batch 0:4294967295 --kv 5", "longer than 1,000,000 values"),
-        ("--batch 1:2000 --kv 1:2000", "4,000,000 queries"),
+        ("--batch 0:4294967295 --kv 5", "'0:4294967295' makes the list longer than 1,000,000 values"),
+        ("--batch 1:2000 --kv 1:2000", "the lists make 4,000,000 queries, more than the 1,000,000 that"),
         ("--batch 3,65536 --kv-per-request 65536", "--batch 65536 times --kv-per-request 65536 is 4294967296"),
         ("--batch 0 --kv 5", "decode_kv[0] is 5 while decode_requests is 0"),
         ("--batch 5", "--batch needs --kv or --kv-per-request"),
@@ -190,10 +190,10 @@ def test_an_idle_iteration_takes_no_time(fpm):
         ("--kv-per-request 5", "--kv-per-request needs --batch"),
         ("--prefill-tokens 5", "--prefill-tokens needs --prefill-requests"),
         ("--prefill-requests 5", "--prefill-requests needs --prefill-tokens"),
-        ("--prefill-kv 5", "--prefill-kv needs"),
+        ("--prefill-kv 5", "--prefill-kv needs --prefill-requests and --prefill-tokens"),
         ("", "nothing is asked"),
         ("--batch 1 --kv 5 --kv-per-request 5", "not allowed with"),
-        ("--batch 1 --kv 5 --metrics x", "--batch cannot be given as well"),
+        ("--batch 1 --kv 5 --metrics x", "--metrics says what is asked, so --batch cannot be given as well"),
         ("--batch 1 --kv 5 --draft-length 2,4294967295", "draft_length=4294967295"),
         ("--batch 1 --kv 5 --draft-length 1 --verify-width 2", "verify_width=2"),
         ("--batch 1 --kv 5 --verify-width 0", "'0' is not a whole number from 1"),
@@ -219,7 +219,8 @@ def test_totals_up_to_the_largest_count_are_exact(fpm):
 def test_several_cells_are_listed_with_the_flags_that_tell_them_apart(fpm):
     ran = fpm("estimate", "embedded", "--batch", "1", "--kv", "5")
     ran.refused(
-        "embedded holds 3 cells", "\n  --select tp=1\n  --select tp=2\n  --select tp=4\nhint: add --select tp=1"
+        "embedded holds 3 cells that match; choose one with",
+        "\n  --select tp=1\n  --select tp=2\n  --select tp=4\nhint: add --select tp=1",
     )
 
 
@@ -288,6 +289,14 @@ def test_embedded_is_explained_in_help(fpm):
 @pytest.mark.parametrize("argv", [(), ("table",), ("nothing",), ("estimate",), ("inspect", "embedded", "x"), ("--no",)])
 def test_a_wrong_command_line_points_to_help(fpm, argv):
     fpm(*argv).refused("--help`")
+
+
+def test_out_of_memory_is_no_traceback(fpm, monkeypatch):
+    def exhausted(*args, **kwargs):
+        raise MemoryError
+
+    monkeypatch.setattr("fpmjax.cli.inspect.open_cells", exhausted)
+    fpm("inspect", "embedded").refused("error: out of memory\nhint: ask in smaller pieces")
 
 
 def test_interruption_is_quiet(fpm, monkeypatch):

@@ -131,6 +131,14 @@ def test_an_identity_that_is_none(fpm, tmp_path, content, said):
     assert not (tmp_path / "new").exists()
 
 
+def test_flags_and_foreign_bytes_are_told_by_column(fpm, tmp_path, identity):
+    text = GOOD.replace("latency_ms", "latency_ms,enable_eplb").replace("5\n", "5,yes\n", 1)
+    (tmp_path / "rows.csv").write_text(text)
+    ran = fpm("table", "build", tmp_path / "rows.csv", "--identity", identity, "-o", tmp_path / "new")
+    ran.refused("line 2: enable_eplb is 'yes', neither true nor false", "line 3: 5 fields under 6 column names")
+    assert "error: 4 of 4 rows are bad" in ran.err
+
+
 def test_unreadable_values_are_told_even_where_a_column_is_missing(fpm, tmp_path, identity):
     (tmp_path / "rows.csv").write_text(GOOD.replace("latency_ms", "duration").replace("decode,2", "decode,zwei"))
     ran = fpm("table", "build", tmp_path / "rows.csv", "--identity", identity, "-o", tmp_path / "new")

@@ -33,6 +33,18 @@ def test_selfcheck_finds_every_bit_equal_on_a_cpu(fpm):
     assert all(kind["worst_ulp"] == 0 for kind in ran.document["kinds"])
 
 
+def test_another_table_than_the_recorded_one_is_no_comparison(fpm, monkeypatch, tmp_path):
+    import shutil
+
+    shipped = embedded_table()
+    for name in (shipped.name, shipped.with_suffix(".metadata.json").name):
+        shutil.copy(shipped.with_name(name), tmp_path)
+    with np.load(shipped.with_name("selfcheck.npz"), allow_pickle=False) as golden:
+        np.savez(tmp_path / "selfcheck.npz", **(dict(golden) | {"digest": np.array("0" * 64)}))
+    monkeypatch.setattr("fpmjax.data.embedded_table", lambda: tmp_path / shipped.name)
+    fpm("selfcheck").refused("the recorded answers belong to another embedded table\nhint: install fpmjax again")
+
+
 def test_selfcheck_counts_what_differs_and_says_so(fpm, monkeypatch):
     line = selfcheck.Line("decode ms")
     line.compare(np.array([1.0, 2.0, np.nan, 4.0]), np.array([1.0, np.nextafter(np.nextafter(2.0, 3), 3), np.nan, 4.0]))

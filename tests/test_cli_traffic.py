@@ -207,12 +207,30 @@ def test_traffic_in_parquet_holds_whole_numbers(fpm, tmp_path):
     fpm(*COVER, tmp_path / "t").refused("row 1: decode_requests is -4")
 
 
+def test_a_count_beyond_every_file_is_out_of_range(fpm, tmp_path):
+    for count in (2**53 + 1, -1):
+        pq.write_table(pa.table({"batch": [1, 1], "count": [1, count]}), tmp_path / "t")
+        fpm(*COVER, tmp_path / "t").refused("t, row 1: count is out of range")
+
+
+def test_a_gzip_file_that_is_damaged_inside_names_the_last_good_line(fpm, tmp_path):
+    for good in ([b"batch,kv"] + [b"%d,%d" % (i % 99 + 1, i * i) for i in range(9000)], [b"{}"] * 90000):
+        whole = gzip.compress(b"\n".join(good))
+        (tmp_path / "t").write_bytes(whole[: len(whole) // 2] + b"\xff" * 40 + whole[len(whole) // 2 + 40 :])
+        fpm(*COVER, tmp_path / "t").refused("t is damaged after line ")
+
+
+def test_too_many_queries_of_a_file_are_refused_before_they_are_made(fpm):
+    asked = ("estimate", *TP1, "--metrics", "-", "--draft-length", "1:400000")
+    fpm(*asked, stdin=lines(*[rank(1, 9)] * 3)).refused("3 iterations at 400,000 draft lengths make 1,200,000 queries")
+
+
 def test_files_that_cannot_be_opened_are_named(fpm, tmp_path):
     (tmp_path / "loop").symlink_to("loop")
     fpm(*COVER, tmp_path / "loop").refused("loop: ")
     fpm(*COVER, tmp_path / "none").refused("none: No such file or directory")
     fpm(*COVER, tmp_path).refused("is a folder")
-    fpm(*COVER, "a\0b").refused("not a path")
+    fpm(*COVER, "a\0b").refused("'a\\x00b' is not a path: ")
     fpm("estimate", *TP1, "--metrics", tmp_path / "none").refused("none: No such file")
 
 

@@ -271,7 +271,7 @@ def test_what_is_said_about_rows_in_memory_names_no_file(tmp_path, changes, said
             "unsupported FPM measurement_policy='x'\nhint: known policies: dynamo_native_single_sample_v1",
         ),
         ({"schema_version": 5}, "unsupported FPM schema_version=5\nhint: write schema 7, or 6 for older readers"),
-        ({"policy": AR}, f'rows lack the column "timing_scope"\nhint: policy {AR} needs'),
+        ({"policy": AR}, f'rows lack the column "measurement_reduction"\nhint: policy {AR} needs'),
         (
             {"identity": IDENTITY | {"tpp": 1}},
             "an identity has no field 'tpp'\nhint: did you mean tp? the fields are mo",
@@ -293,8 +293,6 @@ def test_what_is_said_about_rows_in_memory_names_no_file(tmp_path, changes, said
     ids=lambda value: "" if isinstance(value, dict) else value[:40],
 )
 def test_what_is_said_about_options_of_writing(tmp_path, options, said):
-    if options.get("policy") == AR:
-        said = said.replace("timing_scope", "measurement_reduction")
     _, message = refusal(write_table, tmp_path, MINIMAL, **({"identity": IDENTITY} | options))
     assert message.startswith(said) and str(tmp_path) not in message
 

@@ -34,11 +34,13 @@ class Measurements:
 
     def faults(self, identity: dict[str, Any], policy: str) -> list[tuple[int, str]]:
         """(row, why) of every bad row in file order: what cannot be read, or the first rule that it breaks."""
+        import pyarrow as pa
+
         from fpmjax.tables.write import table_faults
 
         readable = [row for row in range(self.size) if row not in self.unreadable]
         try:
-            broken = table_faults(self.columns.take(readable), identity=identity, policy=policy)
+            broken = table_faults(self.columns.take(pa.array(readable, pa.int64())), identity=identity, policy=policy)
         except FpmError as error:  # of a column or of the identity; unreadable values are worth knowing all the same
             self.tell(list(self.unreadable.items()))
             raise TableError(f"{self.label}: {error}", code=error.code) from None
