@@ -10,6 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from fpmjax import cli
+from fpmjax.cli import arguments
+from fpmjax.tables.policy import POLICIES
+
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 # (language, text) of every fenced block, in order
@@ -43,6 +47,14 @@ def test_shell_examples_run_and_print_what_is_shown(script, shown, tmp_path):
     assert "Traceback" not in done.stderr
     printed = {" ".join(line.split()) for line in done.stdout.splitlines()}  # columns may move, words may not
     assert not {" ".join(line.split()) for line in shown.splitlines()} - printed
+
+
+def test_the_policies_and_exit_codes_are_those_of_the_code():
+    rows = {name: clock for name, clock in re.findall(r"^\| `(\w+)` \| (.*) \|$", README, re.MULTILINE)}
+    assert {name: policy.clock for name, policy in POLICIES.items()} == {name: rows[name] for name in POLICIES}
+    codes = (arguments.UNEQUAL, arguments.BAD_INPUT, arguments.NOT_COVERED, cli.INTERRUPTED, cli.BROKEN_PIPE)
+    told = README.partition("Exit codes: ")[2].partition("\n\n")[0]
+    assert [int(code) for code in re.findall(r"\b\d+\b", told)] == [0, *codes]
 
 
 def test_both_setup_lines_are_one_line_and_are_what_ci_runs():

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from fpmjax import __version__
-from fpmjax.cli import build, coverage, demo, estimate, inspect, selfcheck
+from fpmjax.cli import build, coverage, demo, estimate, evaluate, fit, inspect, selfcheck
 from fpmjax.cli.arguments import BAD_INPUT, NOT_COVERED, Parser
 from fpmjax.errors import CoverageError, FpmError
 
@@ -26,7 +26,8 @@ TABLE is a Parquet file with its .metadata.json beside it, a folder that holds s
 `embedded` for the table inside this package (write ./embedded for a folder of that name).
 """
 EPILOG = """\
-exit codes: 0 answered, 2 bad input, 3 nothing covered; 1 where selfcheck finds a different bit
+exit codes: 0 answered, at least in part; 1 selfcheck found a different bit; 2 bad input; 3 nothing answered, for want
+of measurements; 130 interrupted; 141 the reader of the output went away
 
 examples:
   fpmjax demo
@@ -70,7 +71,7 @@ def parser() -> Parser:
     top = Parser(prog="fpmjax", description=DESCRIPTION, epilog=EPILOG)
     top.add_argument("--version", action="version", version=f"fpmjax {__version__}")
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (demo, inspect, estimate, coverage, build, selfcheck):
+    for command in (demo, inspect, estimate, coverage, build, fit, evaluate, selfcheck):
         command.add(commands)
     return top
 
