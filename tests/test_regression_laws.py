@@ -6,7 +6,6 @@ from dataclasses import replace
 from itertools import pairwise
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from asking import refusal
@@ -26,8 +25,7 @@ from fpmjax.work import COUNTS
 
 LAZY = ErrorThreshold(0.05, 0.1, window=8, trigger=2, cooldown=4)
 KINDS = {
-    "plain": ("aggregated", {}),
-    "decode": ("decode", {"attention_kv_weight": 0.7, "non_negative": False}),
+    "plain": ("aggregated", {"attention_kv_weight": 0.7, "non_negative": False}),
     "lists": ("aggregated", {"feature_axes": ("P", "maxP", "n", "logF")}),
     "spline": ("decode", {"spline": Knots(per_axis=2)}),
 }
@@ -43,7 +41,12 @@ def fitted(request):
 
 
 def asked(role: str, seed: int, n: int, ranks: int = 3) -> Work:
-    return Work.from_iterations(random_stream(seed, n, role, ranks, lists=True))
+    """Queries with lists of one padded length, so that they share compiled code."""
+    work = Work.from_iterations(random_stream(seed, n, role, ranks, lists=True))
+    assert work.lists is not None
+    more = [(0, 0), (0, 0), (0, 48 - work.lists.extend.shape[-1])]
+    extend, past = (np.pad(x, more) for x in (work.lists.extend, work.lists.past))
+    return replace(work, lists=replace(work.lists, extend=extend, past=past))
 
 
 def only(work: Work, index) -> Work:
@@ -58,7 +61,7 @@ def on_ranks(work: Work, change) -> Work:
 def test_idle_ranks_change_nothing(fitted):
     model, role = fitted
     work = asked(role, 1, 40)
-    for before, after in ((0, 2), (1, 0)):
+    for before, after in ((0, 1), (1, 0)):
         more = on_ranks(work, lambda x: np.pad(x, [(0, 0), (before, after), *[(0, 0)] * (x.ndim - 2)]))  # noqa: B023
         assert same(kernel(model, work), kernel(model, more))
 
@@ -121,7 +124,7 @@ def test_free_slots_are_never_read():
 
 def test_speculation_is_the_answer_at_the_widened_work_times_the_factor(fitted):
     model, _ = fitted
-    work = Work.from_iterations(random_stream(7, 30, "decode", 2, lists=True))
+    work = asked("decode", 7, 30)
     spec = kernel(model, work, draft_length=3)
     assert (spec.scaling_factor == 1.49).all()
     assert np.array_equal(spec.latency_ms, 1.49 * spec.stp.latency_ms, equal_nan=True)
@@ -130,8 +133,9 @@ def test_speculation_is_the_answer_at_the_widened_work_times_the_factor(fitted):
         assert same(spec.stp.latency_ms, kernel(model, wide).latency_ms)
     host = estimate(model, only(work, slice(0, 10)), draft_length=3, check=False)
     np.testing.assert_allclose(host.latency_ms, spec.latency_ms[:10], rtol=1e-13)
-    with fpmjax.x64():
-        assert same(spec.latency_ms, speculate_in_jit(model, work, np.int32(3)).latency_ms)
+    if not model.every and not model.reads:
+        with fpmjax.x64():
+            assert same(spec.latency_ms, speculate_in_jit(model, work, np.int32(3)).latency_ms)
 
 
 def test_an_unready_model_scales_nothing():
@@ -145,16 +149,16 @@ def test_answers_have_finite_gradients():
     model = regression(decode_stream(3, 50), role="decode")
     work = Work.decode(np.array([1, 0, 30]), np.array([10, 0, 9000]))
 
-    def total(model):
-        return jnp.nan_to_num(model(work).latency_ms).sum()
+    @jax.jit
+    @jax.grad
+    def slopes_of_total(slopes, model):
+        plane = replace(model.learners.plane, slopes=slopes)
+        model = replace(model, learners=replace(model.learners, plane=plane))
+        return model(work).latency_ms.sum()
 
     with fpmjax.x64():
-        slopes = jax.grad(
-            lambda y: total(
-                replace(model, learners=replace(model.learners, plane=replace(model.learners.plane, slopes=y)))
-            )
-        )(jnp.asarray(model.learners.plane.slopes))
-    assert np.isfinite(slopes).all() and (np.asarray(slopes) != 0).all()
+        slopes = np.asarray(slopes_of_total(model.learners.plane.slopes, model))
+    assert np.isfinite(slopes).all() and (slopes != 0).all()
 
 
 @pytest.mark.parametrize("options", [{}, {"lazy": LAZY}, {"max_observations": 12}], ids=str)
@@ -199,6 +203,9 @@ def test_many_models_are_updated_together(options):
         for i in range(models)
     ]
     together = update_many(stack(empty), obs, which)
+    compiled = absorb_stacked._cache_size()
+    update_many(together, obs[100:], which[100:])
+    assert absorb_stacked._cache_size() == compiled  # fewer rows, the same size
     work = asked("aggregated", 8, 16)
     with fpmjax.x64():
         answers = jax.jit(jax.vmap(lambda model, work: model(work), (0, None)))(together, work)
@@ -244,14 +251,6 @@ def test_a_long_stream_is_one_call():
     assert same(model.learners.grid, late.learners.grid)
     query = Work.decode([2, 50], [4000, 90_000])
     assert estimate(model, query).latency_ms.tolist() == estimate(late, query).latency_ms.tolist()
-
-
-def test_stacked_updates_share_compiled_sizes():
-    models = stack([regression(role="decode")] * 4)
-    update_many(models, decode_stream(1, 20), np.arange(20) % 4)
-    compiled = absorb_stacked._cache_size()
-    update_many(models, decode_stream(2, 31), np.arange(31) % 4)
-    assert absorb_stacked._cache_size() == compiled
 
 
 def test_counts_may_be_absent():

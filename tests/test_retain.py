@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
 from oracles.grid_ref import GridSampler
@@ -52,6 +52,7 @@ def same(a, b) -> bool:
     return all(np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
 
 
+@settings(max_examples=50)
 @given(st.integers(0, 2**32), st.sampled_from(BINS), st.sampled_from([1, 2, 5, 12, 64]))
 def test_the_rows_that_stay_are_the_oracle_s(seed, bins, capacity):
     rows = coordinates(seed, 3 * capacity + 10)
@@ -90,6 +91,7 @@ def test_known_bounds_do_not_move_for_rows_inside():
     assert after.cell[after.used].tolist() == [3, 12]
 
 
+@settings(max_examples=20)
 @given(st.integers(0, 2**32), st.sampled_from(BINS), st.sampled_from([5, 64]))
 def test_a_scan_keeps_the_same_bits(seed, bins, capacity):
     rows, grid = coordinates(seed, 200), Grid.empty(bins, capacity, slots=64)
