@@ -160,3 +160,10 @@ def test_a_policy_demands_its_columns(fpm, tmp_path, identity):
     asked = ("table", "build", tmp_path / "rows.csv", "--identity", identity, "-o", tmp_path / "new")
     fpm(*asked, "--policy", "vllm_native_ar_model_step_cuda_v1").refused("measurement_reduction")
     fpm(*asked, "--policy", "mine").refused("invalid choice: 'mine'")
+
+
+def test_of_many_cells_the_first_are_listed(fpm, tmp_path, identity):
+    (tmp_path / "rows.csv").write_text(f"{HEADER},tp\n" + "".join(f"decode,1,0,10,1.5,{t}\n" for t in range(1, 11)))
+    assert fpm("table", "build", tmp_path / "rows.csv", "--identity", identity, "-o", tmp_path / "new").code == 0
+    asked = fpm("estimate", tmp_path / "new", "--batch", "1", "--kv", "10")
+    asked.refused("holds 10 cells that match", "\n  --select tp=8\n  and 2 more, see `fpmjax inspect`\nhint: ")
