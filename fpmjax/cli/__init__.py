@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from fpmjax import __version__
-from fpmjax.cli import build, coverage, demo, estimate, inspect, selfcheck
+from fpmjax.cli import build, coverage, demo, estimate, evaluate, fit, inspect, selfcheck
 from fpmjax.cli.arguments import BAD_INPUT, NOT_COVERED, Parser
 from fpmjax.errors import CoverageError, FpmError
 
@@ -71,7 +71,7 @@ def parser() -> Parser:
     top = Parser(prog="fpmjax", description=DESCRIPTION, epilog=EPILOG)
     top.add_argument("--version", action="version", version=f"fpmjax {__version__}")
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (demo, inspect, estimate, coverage, build, selfcheck):
+    for command in (demo, inspect, estimate, coverage, build, fit, evaluate, selfcheck):
         command.add(commands)
     return top
 

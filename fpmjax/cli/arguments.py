@@ -22,6 +22,7 @@ UNEQUAL, BAD_INPUT, NOT_COVERED = 1, 2, 3  # exit codes beside 0
 U32_MAX = 2**32 - 1
 MOST_VALUES = 1_000_000  # in one list, and queries in one product: what a terminal or one JSON document can carry
 EMBEDDED = "embedded"
+SAVED, ARCHIVE = ".npz", b"PK\x03\x04"  # the suffix and the first bytes of a saved model
 LISTED = 8  # cells named when several match
 
 LIST = """\
@@ -119,9 +120,18 @@ def shorten(text: str, width: int = 40) -> str:
 # Table and cell
 
 
-def add_table(parser: argparse.ArgumentParser) -> None:
+TABLE = "Parquet file, folder that holds the pair, or `embedded`"
+
+
+def add_table(parser: argparse.ArgumentParser, metavar: str = "TABLE", about: str = TABLE) -> None:
     """TABLE, --select, --fake-kv and --json."""
-    parser.add_argument("table", metavar="TABLE", help="Parquet file, folder that holds the pair, or `embedded`")
+    parser.add_argument("table", metavar=metavar, help=about)
+    add_choice(parser)
+    parser.add_argument("--json", action="store_true", help="one JSON document on stdout (default: text)")
+
+
+def add_choice(parser: Any) -> None:
+    """--select and --fake-kv: which cell of a table, and which of its rows."""
     parser.add_argument(
         "--select",
         metavar="FIELD=VALUE",
@@ -136,7 +146,6 @@ def add_table(parser: argparse.ArgumentParser) -> None:
         help="rows measured on fabricated KV: drop them, heal decode rows by the line through two real rows below, or "
         "keep what was recorded (default: drop)",
     )
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout (default: text)")
 
 
 def selection(text: str) -> tuple[str, Any]:
@@ -189,11 +198,23 @@ def refuse_what_is_no_table(name: str) -> None:
         raise UsageError(
             f"the path {name} does not exist\nhint: {hint} `{EMBEDDED}`, which is the table inside this package"
         )
+    if is_saved(name):
+        raise UsageError(
+            f"{name} is a saved model, not a table\nhint: `fpmjax inspect`, `estimate` and `evaluate` take saved models"
+        )
     if os.path.isfile(name) and holds_rows(name):
         raise UsageError(
             f"{name} holds measurements, but is no table yet\n"
             f"hint: make one with `fpmjax table build {name} --identity ID.json -o DIR`"
         )
+
+
+def is_saved(name: str) -> bool:
+    """Whether a file is a saved model, whole or damaged."""
+    if not os.path.isfile(name):
+        return False
+    with open(name, "rb") as file:
+        return name.lower().endswith(SAVED) or file.read(len(ARCHIVE)) == ARCHIVE
 
 
 def holds_rows(name: str) -> bool:

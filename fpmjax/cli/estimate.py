@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from fpmjax import __version__
 from fpmjax.cli import study
-from fpmjax.cli.arguments import LIST, UsageError, add_command, add_table, counts, one_count, open_cell
+from fpmjax.cli.arguments import LIST, UsageError, add_command, counts, one_count
 from fpmjax.cli.evidence import Details, detail_lines
-from fpmjax.cli.output import ALL_IDLE, aligned, breakdown, fake_kv_rows, ms, note, number, print_json
+from fpmjax.cli.output import ALL_IDLE, aligned, breakdown, ms, note, number, print_json
 from fpmjax.cli.queries import Asked, answers, explain, product, refusals, telling, with_depths
-
-if TYPE_CHECKING:
-    from fpmjax.tables.cell import Cell
+from fpmjax.cli.saved import about, add_model, cell_of, open_model
 
 ABOUT = f"""\
-Work is given as lists, which are combined in every way, or as an engine's metrics.  Counts are totals of one
-iteration and rank.  With a draft length the answer is one whole speculative round, draft and verification; 0 among
-draft lengths is ordinary decoding.
+MODEL is a table, or a saved model that `fpmjax fit` wrote.  Work is given as lists, which are combined in every way,
+or as an engine's metrics.  Counts are totals of one iteration and rank.  With a draft length the answer is one whole
+speculative round, draft and verification; 0 among draft lengths is ordinary decoding.
 
 `in study range` (in_study_range of a query in JSON, null at draft length 0) tells whether batch, KV and draft length
 lie inside the study behind the round's factor.  It ran TP1, BF16, which is not compared with the cell: see the last
@@ -32,6 +30,7 @@ EXAMPLES = """\
   fpmjax estimate embedded --select tp=1 --batch 1:64 --kv-per-request 512:4096:x2 --draft-length 1:4
   fpmjax estimate TABLE --prefill-requests 1 --prefill-tokens 512 --batch 16 --kv 16384 --detail
   tail -n 100 iterations.jsonl | fpmjax estimate TABLE --metrics - --json
+  fpmjax estimate model.npz --batch 8 --kv-per-request 4096 --draft-length 0:4
 """
 COUNTS = ("prefill_requests", "prefill_tokens", "prefill_kv", "decode_requests", "decode_kv")
 HEADERS = ("prefill requests", "new tokens", "prefill KV tokens", "batch", "KV tokens")
@@ -39,7 +38,7 @@ HEADERS = ("prefill requests", "new tokens", "prefill KV tokens", "batch", "KV t
 
 def add(commands: Any) -> None:
     parser = add_command(commands, "estimate", "milliseconds per forward pass", run, about=ABOUT, examples=EXAMPLES)
-    add_table(parser)
+    add_model(parser)
     decode = parser.add_argument_group("decode work")
     decode.add_argument("--batch", metavar="LIST", type=counts, help="decode requests in the iteration")
     kv = decode.add_mutually_exclusive_group()
@@ -73,25 +72,26 @@ def add(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     asked = read_work(args)
-    cell = open_cell(args)
-    from fpmjax.models.direct import direct
+    model = open_model(args, verify_width=args.verify_width)
+    cell = cell_of(model)
     from fpmjax.speculative import check_range
     from fpmjax.status import Status
 
     for depth in args.draft_length or ():
         if depth:
             check_range(depth)
-    model = direct(cell, verify_width=args.verify_width)
     result = answers(model, asked, evidence=args.detail)
     details = None
-    if args.detail:
-        stp: Any = getattr(result, "stp", result)
+    stp: Any = getattr(result, "stp", result)
+    if args.detail and (cell is None or stp.parts is None):
+        note("--detail has nothing to add: a fitted model answers without measured rows")
+    elif args.detail and cell is not None:
         width = (0 if asked.depth is None else asked.depth) + np.full(result.status.shape, args.verify_width)
         details = Details(cell, asked.work, stp.parts, width)
     queries = list(as_json(asked, result, details))
     refused = refusals(result.status)
     if args.json:
-        print_json(document(args, cell, asked, queries, refused))
+        print_json(document(args, model, asked, queries, refused))
     else:
         print("\n".join([*as_text(asked, queries), *([study.legend(cell)] if any_round(asked) else [])]))
     if asked.label is not None and (result.status == Status.IDLE).all():
@@ -132,6 +132,7 @@ def as_json(asked: Asked, result: Any, details: Details | None):
     from fpmjax.status import Status
 
     words = {status.value: status.code for status in Status}
+    stp = getattr(result, "stp", result)
     work = [np.asarray(getattr(asked.work, name)).tolist() for name in COUNTS]
     for i, (status, latency, rank) in enumerate(
         zip(result.status.tolist(), result.latency_ms.tolist(), result.rank.tolist(), strict=True)
@@ -147,23 +148,24 @@ def as_json(asked: Asked, result: Any, details: Details | None):
                 "stp_latency_ms": number(result.stp.latency_ms[i]),
                 "in_study_range": bool(result.calibrated[i]) and Status(status).answered if depth else None,
             }
+        if stp.correction is not None:
+            answer |= {
+                "native_latency_ms": number(stp.native_ms[i]),
+                "correction_factor": number(stp.factor[i]),
+            }
         if details is not None:
             answer["ranks"] = details.ranks(i)
         yield answer
 
 
 def document(
-    args: argparse.Namespace, cell: Cell, asked: Asked, queries: list[dict], refused: dict[str, int]
+    args: argparse.Namespace, model: Any, asked: Asked, queries: list[dict], refused: dict[str, int]
 ) -> dict[str, Any]:
     return {
         "fpmjax": __version__,
-        "table": cell.path,
-        "digest": cell.digest,
-        "policy": cell.policy,
-        "cell": dict(cell.identity),
-        "fake_kv_rows": fake_kv_rows(cell),
-        "verify_width": args.verify_width,
-        **({"study": study.document(cell)} if any_round(asked) else {}),
+        **about(args, model),
+        "verify_width": model.verify_width,
+        **({"study": study.document(cell_of(model))} if any_round(asked) else {}),
         "queries": queries,
         "answered": len(queries) - sum(refused.values()),
         "refused": refused,
@@ -195,6 +197,9 @@ def as_text(asked: Asked, queries: list[dict[str, Any]]) -> list[str]:
         column("x STP ms", [ms(a["stp_latency_ms"]) if a["draft_length"] else "-" for a in queries])
         words = {True: "yes", False: "no", None: "-"}
         column(study.IN_RANGE, ["-" if a["latency_ms"] is None else words[a["in_study_range"]] for a in queries])
+    if "correction_factor" in queries[0]:
+        column("correction", ["-" if a["latency_ms"] is None else f"{a['correction_factor']:.4f}" for a in queries])
+        column("native ms", [ms(a["native_latency_ms"]) for a in queries])
     if asked.label is not None and any(len(a["work"]) > 1 for a in queries):
         column("slowest rank", ["-" if a["rank"] < 0 else str(a["rank"]) for a in queries])
     left: tuple[int, ...] = ()

@@ -1,4 +1,4 @@
-"""`fpmjax inspect`: what a table holds and where it can answer."""
+"""`fpmjax inspect`: what a table holds and where it can answer, and what a saved model holds."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fpmjax.cli.arguments import add_command, add_table, open_cells, selected
+from fpmjax.cli.arguments import add_command, is_saved, open_cells, selected
 from fpmjax.cli.output import aligned, fake_kv_rows, print_json, span
+from fpmjax.cli.saved import add_model, contents, in_words, manifest, open_model
 from fpmjax.errors import CellNotFoundError
 from fpmjax.tables.policy import POLICIES
 
@@ -19,30 +20,43 @@ if TYPE_CHECKING:
 ABOUT = """\
 Cells, measurement policy and clock, digest, coverage per batch size, warnings.  Every batch size answers the KV
 totals that it was measured for; a decode batch in between needs measured batches on both sides.
+
+Of a saved model: its digest, its kind, and what each of its stores holds.
 """
 EXAMPLES = """\
   fpmjax inspect embedded
   fpmjax inspect folder/ --select tp=2
   fpmjax inspect table.parquet --json
+  fpmjax inspect model.npz
 """
 TIMING = ("timing_boundary", "timing_scope")  # what a sidecar may say about its clock beyond the policy
 CELLS = 4  # cells shown in full without --select; of more, one line each
 
 
 def add(commands: Any) -> None:
-    parser = add_command(
-        commands, "inspect", "what a table holds and where it can answer", run, about=ABOUT, examples=EXAMPLES
-    )
-    add_table(parser)
+    parser = add_command(commands, "inspect", "what a table or a model holds", run, about=ABOUT, examples=EXAMPLES)
+    add_model(parser)
 
 
 def run(args: argparse.Namespace) -> int:
+    if is_saved(args.table):
+        return show_saved(args)
     wanted, cells = selected(args), open_cells(args)
     chosen = matching(cells, wanted)
     if args.json:
         print_json(table_document(cells) | {"cells": [cell_document(cell) for cell in chosen]})
     else:
         print("\n".join(as_text(cells, chosen, args.fake_kv or "", brief=len(chosen) > CELLS)))
+    return 0
+
+
+def show_saved(args: argparse.Namespace) -> int:
+    model, (package, digest) = open_model(args), manifest(args.table)
+    if args.json:
+        print_json({"path": args.table, "digest": digest, "written_by": package} | contents(model))
+    else:
+        head = [f"model     {args.table}", f"sha256    {digest}", f"written   by fpmjax {package}"]
+        print("\n".join([*head, *in_words(model)]))
     return 0
 
 

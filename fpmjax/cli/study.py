@@ -11,10 +11,11 @@ SHORT = {"bfloat16": "BF16", "float16": "FP16"}  # the study's own way to write 
 IN_RANGE = "in study range"
 
 
-def document(cell: Cell) -> dict[str, Any]:
+def document(cell: Cell | None) -> dict[str, Any]:
     """For JSON: where the study lies, and what was asked instead.
 
-    A query's `in_study_range` compares its batch, KV and draft length with these; nothing compares the deployments.
+    A fitted model has no cell.  A query's `in_study_range` compares its batch, KV and draft length with these; nothing
+    compares the deployments.
     """
     from fpmjax.speculative import CALIBRATED_DRAFT, CALIBRATED_KV_PER_REQUEST, CALIBRATED_REQUESTS
 
@@ -23,17 +24,17 @@ def document(cell: Cell) -> dict[str, Any]:
         "largest_batch": CALIBRATED_REQUESTS,
         "largest_kv_per_request": CALIBRATED_KV_PER_REQUEST,
         "largest_draft_length": CALIBRATED_DRAFT,
-        "this_cell": deployment(cell),
+        "this_cell": None if cell is None else deployment(cell),
     }
 
 
-def legend(cell: Cell) -> str:
+def legend(cell: Cell | None) -> str:
     """What `in study range` compares and what it does not."""
     study = document(cell)
     return (
         f"{IN_RANGE}: batch to {study['largest_batch']}, KV to {study['largest_kv_per_request']:,} a request, draft "
-        f"length to {study['largest_draft_length']}; the study ran {study['deployment']}, "
-        f"this cell is {study['this_cell']}"
+        f"length to {study['largest_draft_length']}; the study ran {study['deployment']}"
+        + (f", this cell is {study['this_cell']}" if cell else "")
     )
 
 

@@ -1,0 +1,194 @@
+"""TRACE on the command line: what engines were seen to take, from traces and from files of columns."""
+
+from __future__ import annotations
+
+import argparse
+import glob
+import math
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from fpmjax.cli.arguments import UsageError, shorten
+from fpmjax.cli.output import breakdown, note
+from fpmjax.errors import FpmError
+
+if TYPE_CHECKING:
+    from fpmjax.observe.observations import Observations
+
+COLUMNS = (".parquet", ".csv", ".csv.gz", ".arrow", ".feather", ".ipc")
+# What becomes of a line or a row that is no observation, in the order in which it is told.
+LEFT_OUT = (
+    "bad_json",
+    "not_object",
+    "bad_envelope",
+    "bad_schema",
+    "bad_version",
+    "bad_field",
+    "inconsistent",
+    "not_stp",
+    "other_component",
+    "idle",
+    "no_wall_time",
+    "overflow",
+    "duplicate",
+    "unmatched",
+    "skipped",
+)
+ABOUT = """\
+TRACE is any of
+  engine traces           .jsonl and .jsonl.gz segments, and the folder or quoted glob that finds them
+  self-benchmarks         .json artifacts
+  columns                 .parquet, .csv, .csv.gz, .arrow: wall_ms, and the work under the names of fpmjax.Work, or
+                          phase, batch_size, total_prefill_tokens and total_kv_read_tokens
+
+Iterations of traces come in the order of their time, rows of columns in that of the file.  What is left out is
+counted on stderr.
+"""
+STP = """\
+--not-speculative is missing: a model learns ordinary decoding, and totals do not show whether an engine drafted
+hint: add --not-speculative if it ran without draft tokens; a draft length belongs to the question, \
+`fpmjax estimate MODEL ... --draft-length 3`"""
+# Words of the Python API in messages -> their flags.
+FLAGS = {
+    'group="nearest", tolerance_ms=5.0': "--group nearest --tolerance-ms 5",
+    'group="nearest" with tolerance_ms': "--group nearest with --tolerance-ms",
+    "group and tolerance_ms": "--group and --tolerance-ms",
+    "skip_first=10": "--skip-first 10",
+    "mixed_timing=True": "--mixed-timing",
+    'role="aggregated"': "--role aggregated",
+    "strict=False counts": "without --strict the command counts",
+}
+# Options that begin a message, which says what is wrong with them.
+OPTIONS = {name: "--" + name.replace("_", "-") for name in ("min_observations", "max_observations", "bins")}
+OPTIONS |= {"feature_axes": "--feature-axes", "sampling_axes": "--sampling-axes", "bins_per_axis": "--bins"}
+
+
+def add_observations(parser: argparse.ArgumentParser) -> None:
+    """TRACE... and how it is read."""
+    parser.add_argument("traces", metavar="TRACE", nargs="+", help="traces, artifacts or columns, see above")
+    reading = parser.add_argument_group("reading")
+    reading.add_argument(
+        "--not-speculative",
+        action="store_true",
+        help="required: the engine decoded without draft tokens, which totals cannot show",
+    )
+    reading.add_argument(
+        "--component", metavar="C", action="append", help="keep the trace records of this component; may be repeated"
+    )
+    reading.add_argument(
+        "--group", choices=("nearest",), help="join the records of a worker's ranks that are nearest in time"
+    )
+    reading.add_argument("--tolerance-ms", metavar="X", type=milliseconds, help="how far apart joined records may be")
+    reading.add_argument(
+        "--skip-first", metavar="N", type=int, default=0, help="leave out N iterations after each start of a worker"
+    )
+    reading.add_argument("--strict", action="store_true", help="stop at the first malformed trace line")
+    reading.add_argument("--mixed-timing", action="store_true", help="allow several clocks in one model")
+    reading.add_argument(
+        "--first-share",
+        metavar="X",
+        type=share,
+        default=None,
+        help="split by order: a fit learns the first share, such as 0.6, and the rest is what it is scored on",
+    )
+
+
+def share(text: str) -> float:
+    """A share above 0 and up to 1; an argparse type."""
+    value = real(text)
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"{shorten(text)} is not a share, such as 0.6")
+    return value
+
+
+def milliseconds(text: str) -> float:
+    value = real(text)
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{shorten(text)} is not a number of milliseconds")
+    return value
+
+
+def real(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+@contextmanager
+def in_flags() -> Iterator[None]:
+    """Errors of the Python API in the words of the command line."""
+    try:
+        yield
+    except FpmError as error:
+        text = str(error)
+        for words, flag in FLAGS.items():
+            text = text.replace(words, flag)
+        text = re.sub(r"^\w+", lambda name: OPTIONS.get(name[0], name[0]), text)
+        raise type(error)(text, code=error.code) from None
+
+
+def read_observations(args: argparse.Namespace) -> tuple[Observations, list[dict[str, Any]]]:
+    """Everything that TRACE... names, and a report per source, which is told on stderr as well."""
+    if not args.not_speculative:
+        raise UsageError(STP)
+    traces = [name for name in args.traces if not name.lower().endswith(COLUMNS)]
+    tables = [found for name in args.traces if name not in traces for found in expanded(name)]
+    if not traces:
+        for name in ("component", "group", "tolerance_ms", "skip_first", "strict"):
+            if getattr(args, name):
+                flag = "--" + name.replace("_", "-")
+                raise UsageError(f"{flag} is about traces, but only columns are given\nhint: leave {flag} out")
+    from fpmjax.observe.observations import Observations
+    from fpmjax.observe.trace import read_trace
+
+    parts, reports = [], []
+    with in_flags():
+        if traces:
+            traced = read_trace(
+                traces,
+                speculative=False,
+                strict=args.strict,
+                component=args.component,
+                group=args.group,
+                tolerance_ms=args.tolerance_ms,
+                skip_first=args.skip_first,
+                mixed_timing=args.mixed_timing,
+            )
+            parts.append(traced)
+            reports.append({"source": traces} | dict(traced.report))
+        for name in tables:
+            parts.append(Observations.read(name))
+            reports.append({"source": [name]} | dict(parts[-1].report))
+        whole = parts[0] if len(parts) == 1 else Observations.concat(parts, mixed_timing=args.mixed_timing)
+    for part, report in zip(parts, reports, strict=True):
+        tell_report(report, len(part), part.timing)
+    if not len(whole):
+        raise UsageError("no usable iteration was read\nhint: the notes above say what became of every line")
+    return whole, reports
+
+
+def expanded(name: str) -> list[str]:
+    """The files of a glob, in order; any other name as it is."""
+    return sorted(glob.glob(name)) or [name] if glob.has_magic(name) else [name]
+
+
+def tell_report(report: dict[str, Any], iterations: int, timing: str) -> None:
+    """What was read and what was left out, as notes."""
+    names = report["source"]
+    name = names[0] if len(names) == 1 else f"{len(names)} sources"
+    read = f" from {report['lines']:,} lines" if "lines" in report else ""
+    note(f"{name}: {iterations:,} iterations{read}, clock {timing}")
+    if left := {reason: report[reason] for reason in LEFT_OUT if report.get(reason)}:
+        note(f"left out: {breakdown(left)}")
+    for reason, shown in report.get("examples", {}).items():
+        note(f"{reason}, for example {shown[0]}")
+    for warning in report.get("warnings", ()):
+        note(warning)
+
+
+def split_at(n: int, first_share: float | None) -> int:
+    """How many of n observations, in their order, are the first share."""
+    return n if first_share is None else int(n * first_share)
