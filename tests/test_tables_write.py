@@ -349,7 +349,7 @@ def test_a_failure_at_any_step_leaves_what_was_there(tmp_path, monkeypatch, exis
 
 def test_between_the_two_renames_the_pair_is_refused(tmp_path, monkeypatch):
     write(tmp_path)
-    seen, real = [], os.replace
+    seen, real, links = [], os.replace, os.link
 
     def spying(source, target):
         real(source, target)
@@ -359,6 +359,7 @@ def test_between_the_two_renames_the_pair_is_refused(tmp_path, monkeypatch):
     write(tmp_path, MINIMAL | {"latency_ms": 3.0}, overwrite=True)
     assert seen == [(NAME, "digest"), (SEAL, 3.0)]
     seen.clear()
+    monkeypatch.setattr(os, "link", lambda *pair: links(*pair) or seen.append((Path(pair[1]).name, None)))
     write(tmp_path / "fresh", MINIMAL)
     assert [name for name, _ in seen] == [NAME, SEAL]
 

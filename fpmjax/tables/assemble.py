@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
 import numpy as np
@@ -82,6 +82,18 @@ def _sequence(name: str, values: Any) -> Any:
     """Scalars and Arrow arrays as they are, anything else as a NumPy array of one axis or a list."""
     if isinstance(values, (*_SCALARS, pa.Array, pa.ChunkedArray)):
         return values
+    if np.ma.is_masked(values):
+        raise TableError(
+            f'column "{name}" is a masked array in which {int(np.ma.count_masked(values))} values are masked\n'
+            "hint: leave those rows out, or fill in what was measured",
+            code="column_type",
+        )
+    if isinstance(values, (Set, Mapping)):
+        raise TableError(
+            f'column "{name}" is a {type(values).__name__}, which does not say which row a value belongs to\n'
+            "hint: give an array or a list in the order of the rows",
+            code="column_type",
+        )
     if hasattr(values, "__array__"):
         values = np.asarray(values)
         if values.ndim != 1:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from fpmjax.errors import CoverageError, MetricsError
-from fpmjax.tables.identity import Identity
+from fpmjax.tables.identity import Identity, shorten
 from fpmjax.tables.policy import POLICIES, SINGLE_SAMPLE, SPECULATIVE_ROUND
 
 ROLES: dict[str, tuple[str, ...]] = {
@@ -162,9 +162,9 @@ class Cell:
         Raises `CoverageError` (`no_rows`, `native_ar_only`, `measured_round`), and `MetricsError` (`role`,
         `verify_width`) for arguments that mean nothing.
         """
-        if role not in ROLES:
+        if not isinstance(role, str) or role not in ROLES:
             raise MetricsError(
-                f"unknown role {role!r}\nhint: a worker's role is one of {', '.join(ROLES)}", code="role"
+                f"unknown role {shorten(role)}\nhint: a worker's role is one of {', '.join(ROLES)}", code="role"
             )
         check_width(verify_width, self.execution, self.native_ar_only)
         for phase in ROLES[role]:
@@ -189,21 +189,22 @@ def check_width(verify_width: int, execution: str, native_ar_only: bool) -> None
     integer = isinstance(verify_width, (int, np.integer)) and not isinstance(verify_width, bool)
     if not integer or verify_width < 1:
         raise MetricsError(
-            f"verify_width={verify_width!r} is not a positive integer\n"
+            f"verify_width={shorten(verify_width)} is not a positive integer\n"
             "hint: it counts the tokens that each request verifies in one pass",
             code="verify_width",
         )
     if verify_width > 1 and native_ar_only:
         raise CoverageError(
-            f"verify_width={verify_width} is refused: the rows are native CUDA timings of autoregressive steps, "
-            "which say nothing about verifying several tokens at once\n"
+            f"verify_width={shorten(verify_width)} is refused: the rows are native CUDA timings of autoregressive "
+            "steps, which say nothing about verifying several tokens at once\n"
             "hint: use speculative-round measurements (policy vllm_native_fpm_model_step_cuda_v1); a draft length "
             "is an ordinary query and is answered here",
             code="native_ar_only",
         )
     if verify_width > 1 and execution == SPECULATIVE_ROUND:
         raise CoverageError(
-            f"verify_width={verify_width} is refused: each row is a whole speculative round, verification included\n"
+            f"verify_width={shorten(verify_width)} is refused: each row is a whole speculative round, verification "
+            "included\n"
             "hint: ask for the logical batch, with verify_width=1",
             code="measured_round",
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numbers
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,12 @@ class Cells(Mapping[Identity, Cell]):
 
     def __len__(self) -> int:
         return len(self._cells)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"sidecar": dict(self.sidecar)}  # a read-only view cannot be copied or pickled
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state | {"sidecar": MappingProxyType(state["sidecar"])})
 
     def __repr__(self) -> str:
         return f"<Cells {self.path}: {len(self)} cells, {self.policy}>"

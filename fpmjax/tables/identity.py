@@ -100,5 +100,8 @@ def no_such_field(name: object) -> str:
 
 def shorten(value: Any, width: int = 100) -> str:
     """`repr` for a message, cut to `width` characters."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except Exception:  # an integer of thousands of digits, a foreign object with a broken repr
+        text = f"some {type(value).__name__}"
     return text if len(text) <= width else f"{text[: width - 3]}..."

@@ -60,6 +60,12 @@ def load_cells(
         )
     sidecar_path = parquet_path.with_suffix(SIDECAR_SUFFIX)
     if not os.path.isfile(parquet_path):
+        if os.path.exists(parquet_path) and not os.path.isdir(parquet_path):
+            raise TableError(
+                f"{parquet_path} is not a regular file\n"
+                "hint: a table is read from a Parquet file with its sidecar beside it, not from a pipe or a device",
+                code="unreadable",
+            )
         raise TableError(_nothing_at(parquet_path), code="not_collected")
     if not os.path.isfile(sidecar_path):
         raise TableError(

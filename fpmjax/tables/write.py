@@ -4,6 +4,7 @@ The pair is made and validated in memory by the loader's own checks, so nothing 
 reaches the disk.  Both files are then written under temporary names in the target folder, synced, and renamed:
 the Parquet file first, the sidecar with its digest last.  A reader in between, or after a crash, sees either no
 sidecar or one whose digest does not match, and refuses; a failure that can be caught restores what was there.
+Without `overwrite` a name is only ever taken where nothing has it, so that of several writers at once one succeeds.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import pyarrow.parquet as pq
 from fpmjax.errors import TableError
 from fpmjax.tables.assemble import assemble
 from fpmjax.tables.checks import every_fault
-from fpmjax.tables.identity import DATABASE, Identity
+from fpmjax.tables.identity import DATABASE, Identity, shorten
 from fpmjax.tables.load import DEFAULT_NAME, SIDECAR_SUFFIX, read_pair
 from fpmjax.tables.policy import COORDINATE_SYSTEM, POLICIES, SCHEMA_NAME, SCHEMA_VERSIONS, SINGLE_SAMPLE, Policy
 from fpmjax.tables.rows import TYPES, typed_rows
@@ -66,10 +67,11 @@ def write_table(
     read_pair(parquet, seal, "the rows to write", "the sidecar to write", dict.fromkeys(DATABASE))
     try:
         _commit(parquet_path, parquet, sidecar_path, seal, overwrite)
-    except OSError as error:
-        raise TableError(
-            f"cannot write {parquet_path}: {error.strerror or error}\nhint: nothing was changed", code="unwritable"
-        ) from error
+    except TableError:
+        raise
+    except (OSError, ValueError) as error:  # ValueError: a path with NUL or with a lone surrogate
+        shown, why = shorten(str(parquet_path))[1:-1], getattr(error, "strerror", None) or error
+        raise TableError(f"cannot write {shown}: {why}\nhint: nothing was changed", code="unwritable") from error
     return parquet_path
 
 
@@ -95,14 +97,14 @@ def table_faults(
 
 
 def _policy(name: str, schema_version: int) -> Policy:
-    if name not in POLICIES:
+    if not isinstance(name, str) or name not in POLICIES:
         raise TableError(
-            f"unsupported FPM measurement_policy={name!r}\nhint: known policies: {', '.join(POLICIES)}",
+            f"unsupported FPM measurement_policy={shorten(name)}\nhint: known policies: {', '.join(POLICIES)}",
             code="measurement_policy",
         )
-    if isinstance(schema_version, bool) or schema_version not in SCHEMA_VERSIONS:
+    if type(schema_version) is not int or schema_version not in SCHEMA_VERSIONS:
         raise TableError(
-            f"unsupported FPM schema_version={schema_version!r}\nhint: write schema 7, or 6 for older readers",
+            f"unsupported FPM schema_version={shorten(schema_version)}\nhint: write schema 7, or 6 for older readers",
             code="schema_version",
         )
     return POLICIES[name]
@@ -122,12 +124,17 @@ def _sidecar(
         "row_count": table.num_rows,
         "parquet_sha256": sha256(parquet).hexdigest(),
     }
+    if not isinstance(extra, Mapping | None):
+        raise TableError(
+            f"sidecar is {shorten(extra)}\nhint: give a mapping of sidecar fields, such as timing_boundary",
+            code="sidecar_json",
+        )
     more = dict(extra or {})
     for name in fields.keys() & more.keys():
-        if more[name] != fields[name]:
+        if not isinstance(more[name], str | int | float) or more[name] != fields[name]:
             raise TableError(
-                f"sidecar field {name}={more[name]!r} contradicts {fields[name]!r}, which follows from the rows\n"
-                "hint: leave it out",
+                f"sidecar field {name}={shorten(more[name])} contradicts {fields[name]!r}, which follows from the rows"
+                "\nhint: leave it out",
                 code="sidecar_conflict",
             )
     try:  # what every reader needs stands first, the writer's own fields after it in the writer's order
@@ -143,17 +150,18 @@ def _commit(parquet_path: Path, parquet: bytes, sidecar_path: Path, sidecar: byt
     folder.mkdir(parents=True, exist_ok=True)
     for path in (parquet_path, sidecar_path):
         if path.exists() and not overwrite:
-            raise TableError(f"{path} exists already\nhint: pass overwrite=True to replace the pair", code="exists")
+            raise _exists(path)
     token = uuid.uuid4().hex
     new_parquet, new_sidecar, old_parquet = (folder / f".fpm-{token}.{part}" for part in ("table", "seal", "old"))
     try:
         _write_synced(new_parquet, parquet)
         _write_synced(new_sidecar, sidecar)
-        if parquet_path.exists():
+        if overwrite and parquet_path.exists():
             _keep(parquet_path, old_parquet)
-        os.replace(new_parquet, parquet_path)
+        publish = os.replace if overwrite else _publish_new
+        publish(new_parquet, parquet_path)
         try:
-            os.replace(new_sidecar, sidecar_path)
+            publish(new_sidecar, sidecar_path)
         except BaseException:
             if old_parquet.exists():
                 os.replace(old_parquet, parquet_path)
@@ -166,6 +174,23 @@ def _commit(parquet_path: Path, parquet: bytes, sidecar_path: Path, sidecar: byt
             path.unlink(missing_ok=True)
 
 
+def _exists(path: Path) -> TableError:
+    return TableError(f"{path} exists already\nhint: pass overwrite=True to replace the pair", code="exists")
+
+
+def _publish_new(new: Path, path: Path) -> None:
+    """Give a file its name unless another writer, who may be racing, has given it to one: checked by the system."""
+    try:
+        try:
+            os.link(new, path)
+        except FileExistsError:
+            raise
+        except OSError:  # a file system without hard links
+            _write_synced(path, new.read_bytes())
+    except FileExistsError:
+        raise _exists(path) from None
+
+
 def _keep(path: Path, copy: Path) -> None:
     try:
         os.link(path, copy)
@@ -175,9 +200,13 @@ def _keep(path: Path, copy: Path) -> None:
 
 def _write_synced(path: Path, data: bytes) -> None:
     with open(path, "xb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+        try:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        except BaseException:
+            path.unlink()
+            raise
 
 
 def _sync_folder(folder: Path) -> None:
