@@ -83,9 +83,18 @@ def show(value: object) -> str:
         return f"some {type(value).__name__}"
 
 
+def holds_masked(value: Any, depth: int = 64) -> bool:
+    """Whether a NumPy array, or one inside (nested) lists, has masked entries; no array has more axes than `depth`."""
+    if isinstance(value, (list, tuple)):
+        return depth > 0 and any(type(x) is not int and holds_masked(x, depth - 1) for x in value)
+    return isinstance(value, np.ma.MaskedArray) and bool(np.ma.is_masked(value))
+
+
 def as_index(value: Any) -> int | None:
     """The integer that `value` is (int, NumPy or JAX 0-d integer, __index__); None for bools and all else."""
     if isinstance(value, (bool, np.bool_)) or getattr(getattr(value, "dtype", None), "kind", "") == "b":
+        return None
+    if holds_masked(value):
         return None
     try:
         return operator.index(value)
@@ -98,6 +107,8 @@ def as_float(value: Any) -> float | None:
     real = isinstance(value, (int, float)) and not isinstance(value, bool)
     dtype = getattr(value, "dtype", None)
     if not real and not (getattr(dtype, "kind", "") in ("i", "u", "f") and getattr(value, "ndim", None) == 0):
+        return None
+    if holds_masked(value):
         return None
     try:
         number = float(value)
@@ -178,7 +189,7 @@ def _text(value: Any, where: str) -> str:
 def _lengths(value: Any, where: str) -> tuple[int, ...] | None:
     if value is None:
         return None
-    if isinstance(value, np.ndarray):
+    if isinstance(value, np.ndarray) and value.ndim:
         value = list(value)
     if not isinstance(value, (list, tuple)):
         refuse(

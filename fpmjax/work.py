@@ -8,6 +8,7 @@ code then reports `Status.INVALID_WORK`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from itertools import chain
 from typing import Any, NoReturn
 
@@ -17,11 +18,13 @@ from jax.core import Tracer
 
 from fpmjax._jax import pytree
 from fpmjax.errors import MetricsError
-from fpmjax.metrics import U32_MAX, RankMetrics, as_float, as_index, parse_iteration, refuse, show
+from fpmjax.metrics import U32_MAX, RankMetrics, as_float, as_index, holds_masked, parse_iteration, refuse, show
 
 Array = Any  # np.ndarray on the host, jax.Array or a tracer inside the caller's jit
 COUNTS = ("prefill_requests", "prefill_tokens", "prefill_kv", "decode_requests", "decode_kv")
 VARIANCES = ("prefill_length_var", "decode_kv_var")
+MOST_AXES = 32  # of arrays whose elements NumPy lets one walk over, in every version
+MOST_LISTED = 1 << 26  # entries of zero-padded request lists, of 8 bytes, in either of the two arrays
 # (requests, totals that need at least one request, code of the refusal)
 PAIRS = (
     ("prefill_requests", "prefill_tokens", "prefill_sums_without_requests"),
@@ -126,7 +129,8 @@ class Work:
     def from_iterations(items: Iterable[Any]) -> Work:
         """Many iterations, batch shape (n,); shorter ones are padded with idle ranks.
 
-        Raises MetricsError as `from_metrics` does, its message preceded by `iterations[i]: `.
+        Raises MetricsError as `from_metrics` does, its message preceded by `iterations[i]: `; `lists_too_large`
+        where request lists, padded to the longest one of them all, would not fit into a reasonable memory.
         """
         if isinstance(items, (str, bytes, bytearray, dict)) or not isinstance(items, Iterable):
             refuse(
@@ -191,20 +195,32 @@ def _refuse_dtype(kind: tuple[str, str, str], name: str, array: np.ndarray) -> N
 
 
 def _as_array(value: Any) -> np.ndarray | None:
-    """An array-like with a dtype of its own as NumPy array; None for Python scalars and (nested) lists."""
+    """An array-like with a dtype of its own as NumPy array; None for Python scalars, (nested) lists, and objects."""
     if isinstance(value, (np.ndarray, np.generic)) or hasattr(value, "__array__"):
-        return np.asarray(value)
+        array = np.asarray(value)
+        return None if array.dtype == object else array
     return None
+
+
+def _refuse_masked(kind: tuple[str, str, str], name: str, value: Any) -> None:
+    """A masked entry is no value, and the one stored behind the mask was never meant."""
+    if holds_masked(value):
+        masked = np.ma.getmaskarray(value) if isinstance(value, np.ma.MaskedArray) else np.empty(0)
+        index = np.unravel_index(np.argmax(masked), masked.shape) if masked.any() else ()
+        code, words, _ = kind
+        hint = "fill masked entries with what they are, or leave these iterations out"
+        refuse(code, f"{_at(name, index)} is masked, but {words}", hint)
 
 
 def _elements(value: Any) -> np.ndarray:
     """Python scalars or nested lists as an array of objects, so that no type is lost on the way."""
-    try:
-        return np.asarray(value, dtype=object)
-    except ValueError:  # ragged: one element that is no number
-        whole = np.empty((), dtype=object)
-        whole[()] = value
-        return whole
+    with suppress(ValueError):  # ragged
+        objects = np.asarray(value, dtype=object)
+        if objects.ndim <= MOST_AXES:
+            return objects
+    whole = np.empty((), dtype=object)  # one element that is no number
+    whole[()] = value
+    return whole
 
 
 def _narrow(array: np.ndarray) -> np.ndarray:
@@ -220,8 +236,13 @@ def _counts(name: str, value: Any) -> Array:
         return np.asarray(value, np.uint32)
     if isinstance(value, Tracer):
         if not np.issubdtype(value.dtype, np.integer):
-            refuse("u32", f"{name} is traced as {value.dtype}, but counts are integers", "differentiate in latencies instead: `model.with_latencies`")
+            refuse(
+                "u32",
+                f"{name} is traced as {value.dtype}, but counts are integers",
+                "differentiate in latencies instead: `model.with_latencies`",
+            )
         return value
+    _refuse_masked(COUNT, name, value)
     array = _as_array(value)
     if array is None:
         objects = _elements(value)
@@ -245,6 +266,7 @@ def _variances(name: str, value: Any) -> Array:
         return np.asarray(value)
     if isinstance(value, Tracer):
         return value
+    _refuse_masked(VARIANCE, name, value)
     array = _as_array(value)
     if array is None:
         objects = _elements(value)
@@ -325,6 +347,13 @@ def _pack(iterations: list[list[RankMetrics]], shape: tuple[int, ...], ranks: in
     if any(lengths is not None for lengths in extend):
         count = [-1 if lengths is None else len(lengths) for lengths in extend]
         width = max(0, *count)
+        if (entries := filled.size * width) > MOST_LISTED:
+            refuse(
+                "lists_too_large",
+                f"request lists are padded to the longest one: {filled.size:,} ranks of {width:,} requests make "
+                f"{entries:,} entries, more than {MOST_LISTED:,}",
+                "split the iterations, or leave both lists out: estimates from totals do not read them",
+            )
         extend, past = (spread(_padded(lists, width), np.uint64) for lists in (extend, past))
         fields["lists"] = RequestLists(**{"extend": extend, "past": past, "count": spread(count, np.int32, empty=-1)})
     return Work(**fields)

@@ -307,3 +307,17 @@ def test_garbage_text_is_read_or_refused_with_a_metrics_error(text):
         parse_iteration(text)
     except MetricsError as error:
         assert error.code
+
+
+def test_lists_that_are_no_lists_and_masked_entries_are_refused():
+    def scheduled(**fields):
+        return {"scheduled_requests": {"num_decode_requests": 2, "past_kv_lengths": [2, 2]} | fields}
+
+    for lengths, shown in (
+        (np.array(1), "extend_lengths is array(1) (ndarray), but it is a list of token counts"),
+        (np.ma.array([1, 1], mask=[0, 1]), "extend_lengths[1] is masked"),
+    ):
+        code, message = refusal(scheduled(extend_lengths=lengths))
+        assert code == "payload" and shown in message
+    assert refusal(scheduled(num_decode_requests=np.ma.array(2, mask=True)))[0] == "u32"
+    assert refusal(scheduled(var_decode_kv_tokens=np.ma.array(2.0, mask=True)))[0] == "payload"

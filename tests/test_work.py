@@ -117,7 +117,7 @@ def repr_of(value) -> str:
         (np.array([[1, 2], [2**32, 4]]), "decode_requests[1, 0] is 4294967296 (int)"),
         (np.array([1.0, 2.0]), "decode_requests[0] is 1.0 (float)"),
         (np.array([True]), "decode_requests[0] is True (bool)"),
-        (np.array([1, 2], object), "decode_requests[0] is 1 (int)"),
+        (np.array([1, 2.0], object), "decode_requests[1] is 2.0 (float)"),
         (np.array(["1"]), "decode_requests[0] is '1' (str)"),
         (np.zeros(0), "decode_requests is array([], dtype=float64) (ndarray)"),
         (jnp.array([1.5]), "decode_requests[0] is 1.5 (float)"),
@@ -256,3 +256,49 @@ def test_a_bad_iteration_is_named_by_its_index():
 def test_iterations_are_a_list(items):
     code, message = refusal(Work.from_iterations, items)
     assert code == "payload" and message == f"iterations is of type {type(items).__name__}, not a list of iterations"
+
+
+# ---- masked entries, arrays of objects, and lists of very different lengths
+
+
+MASKED = np.ma.array([8, 4], mask=[False, True])
+
+
+@pytest.mark.parametrize(
+    ("value", "where"),
+    [
+        (MASKED, "decode_requests[1]"),
+        (np.ma.array([[8], [4]], mask=[[False], [True]]), "decode_requests[1, 0]"),
+        ([MASKED, MASKED], "decode_requests"),
+        (np.ma.masked, "decode_requests"),
+        ([1, np.ma.masked], "decode_requests"),
+    ],
+    ids=repr_of,
+)
+def test_masked_entries_are_no_counts(value, where):
+    code, message = refusal(Work.decode, value, 0)
+    assert code == "u32" and message.startswith(f"{where} is masked, but a count is an integer")
+
+
+def test_masked_arrays_are_refused_for_their_masked_entries_alone():
+    assert refusal(Work.of, decode_kv_var=np.ma.array([1.0, 2.0], mask=[1, 0]))[0] == "payload"
+    assert Work.decode(np.ma.array([8, 4]), 9).decode_requests.tolist() == [[8], [4]]
+    looped = []
+    looped.append(looped)
+    assert refusal(Work.decode, looped, 9)[0] == "u32"
+
+
+def test_an_array_of_objects_is_read_element_by_element():
+    work = Work.of(decode_requests=np.array([8, 4], object), decode_kv_var=np.array([1, 2.5], object))
+    assert work.decode_requests.tolist() == [[8], [4]] and work.decode_kv_var.tolist() == [[1.0], [2.5]]
+
+
+def test_one_long_list_among_many_iterations_is_refused_before_it_is_padded():
+    def listed(n):
+        lists = {"extend_lengths": [1] * n, "past_kv_lengths": [9] * n}
+        return {"scheduled_requests": {"num_decode_requests": n, **lists}}
+
+    code, message = refusal(Work.from_iterations, [listed(65_536), *[listed(1)] * 1024])
+    assert code == "lists_too_large"
+    assert message.startswith("request lists are padded to the longest one: 1,025 ranks of 65,536 requests make 67,1")
+    assert Work.from_iterations([listed(65_536), *[listed(1)] * 8]).lists.extend.shape == (9, 1, 65_536)
