@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -171,13 +173,43 @@ def test_nothing_is_extrapolated_or_clamped():
     assert result.latency_ms[6] == 0
 
 
-def test_absurd_latencies_overflow_to_a_refusal_and_keep_exact_hits(monkeypatch):
-    model = direct(cell_of(decode_rows({8: [(0, 1e-3), (2**32 - 1, 1.7e308)]})))
-    for small in (64, 0):
-        monkeypatch.setitem(estimate.__globals__, "SMALL", small)
-        result = estimate(model, Work.decode(8, [0, 2**31, 2**32 - 1]), check=False)
-        assert result.status.tolist() == [Status.OK, Status.NO_BATCH_BRACKET, Status.OK]
-        assert result.latency_ms[[0, 2]].tolist() == [1e-3, 1.7e308]
+@pytest.mark.parametrize("ms", [5e-324, 1e-310, 1e291, 1.7e308])
+def test_latencies_that_no_arithmetic_keeps_are_refused_by_name(ms):
+    for row in (("decode", 8, 0, 10, ms), ("prefill", 1, 5, 0, ms)):
+        with pytest.raises(TableError, match=re.escape(f"{row[0]} row 1 has latency_ms={ms}, outside")) as caught:
+            direct(cell_of([("decode", 1, 0, 0, 1.0), row]))
+        assert caught.value.code == "latency_range"
+
+
+def test_the_smallest_and_the_largest_latencies_keep_their_bits(monkeypatch):
+    rows = decode_rows({8: [(0, 1e-300), (2**32 - 1, 1e290)], 9: [(0, 1e290), (5, 3e-300)]})
+    compare(rows, queries_near(rows, 200, 3))
+    in_kernel(monkeypatch)
+    compare(rows, queries_near(rows, 200, 3))
+    result = estimate(direct(cell_of(rows)), Work.decode([1, 2], [2**32 - 1, 5]), draft_length=[7, 2**30], check=False)
+    assert result.status.tolist() == [Status.OK, Status.NO_BATCH_BRACKET]
+    assert np.isfinite(result.latency_ms[0])
+
+
+def test_tables_that_would_not_fit_in_memory_are_refused_before_it_is_asked_for():
+    scattered = [("decode", b, 0, b * 7919 + k * 104729 % 1_000_003, 1.0) for b in range(1, 2048, 2) for k in range(64)]
+    with pytest.raises(TableError, match=r"the decode rule of this cell takes [0-9,]+ entries, more than") as caught:
+        direct(cell_of(scattered))
+    assert caught.value.code == "table_too_large"
+    scattered = [("prefill", 1, 1 + i * 7919 % 1_000_003, i * 104729 % 1_000_003, 1.0) for i in range(5000)]
+    with pytest.raises(TableError, match=r"the prefill rule of this cell takes"):
+        direct(cell_of(scattered))
+    with pytest.raises(TableError, match=r"the prefill rule of this cell takes"):
+        direct(cell_of([("prefill", b, b, b, 1.0) for b in range(1, 20_000)]))
+
+
+def test_many_batches_at_common_totals_compile():
+    rows = [("decode", b, 0, k * 64, b + k / 1024) for b in range(2, 1201, 2) for k in range(1, 65)]
+    model = direct(cell_of(rows))
+    oracle = interp_ref.Direct(rows)
+    for batch, kv in ((3, 64), (601, 1000), (1199, 4096), (1200, 4096), (1201, 64)):
+        mine = estimate(model, Work.decode(batch, kv), check=False)
+        assert answers_of(mine, phases(rows))[0] == oracle_answer(oracle, [[0, 0, 0, batch, kv]])
 
 
 @pytest.mark.parametrize("phase", ["decode", "prefill"])

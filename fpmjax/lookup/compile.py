@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from fpmjax.errors import TableError
 from fpmjax.lookup.axis import Axis
 from fpmjax.lookup.curves import Knots
 from fpmjax.lookup.decode import DecodeTable, compile_decode
@@ -20,8 +21,22 @@ FLOORS = {1: (1024,), 2: (16, 128)}  # smallest padded sizes by dimensions: most
 T = TypeVar("T", bound=DecodeTable | PrefillTable | Axis | Knots)
 
 
+SMALLEST_MS, LARGEST_MS = float(np.finfo(np.float64).tiny), 1e290
+"""Latencies between these stay normal numbers under every interpolation, composition and draft factor: XLA flushes
+subnormal ones to zero, and larger ones could overflow."""
+
+
 def compile_cell(cell: Cell) -> tuple[DecodeTable, PrefillTable]:
-    """The direct rule over one cell, as padded host arrays."""
+    """The direct rule over one cell, as padded host arrays; TableError (`latency_range`) beyond the range above."""
+    for phase, points in (("decode", cell.decode), ("prefill", cell.prefill)):
+        absurd = (points.latency_ms < SMALLEST_MS) | (points.latency_ms > LARGEST_MS)
+        if absurd.any():
+            i = int(absurd.argmax())
+            raise TableError(
+                f"{phase} row {points.row[i]} has latency_ms={points.latency_ms[i]}, outside "
+                f"{SMALLEST_MS}..{LARGEST_MS}\nhint: milliseconds of a forward pass are meant",
+                code="latency_range",
+            )
     return pad(compile_decode(cell.decode)), pad(compile_prefill(cell.prefill))
 
 

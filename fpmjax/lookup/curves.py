@@ -24,9 +24,6 @@ class Curve(NamedTuple):
     point: np.ndarray
 
 
-OVERFLOWING = float(np.finfo(np.float64).max) / U32_MAX  # ms; products of a difference and a gap stay finite below
-
-
 @pytree("checked")
 class Knots:
     """All curves of a phase, end to end.
@@ -36,8 +33,7 @@ class Knots:
     at:    uint32 [knots], where the curve stands across curves: batch, KV site or token site.
     head:  int32 [knots], first knot of the same curve.
     row:   int32 [knots], row of the Parquet file.
-    checked: whether latencies were replaced, or are so absurd that their interpolation may overflow: every answer is
-        then looked at.
+    checked: whether the latencies were replaced by ones the host has not seen; every answer is then looked at.
     """
 
     x: Array
@@ -72,13 +68,12 @@ def join(curves: list[Curve], latency_ms: np.ndarray, row: np.ndarray) -> tuple[
         at.astype(np.uint32),
         np.repeat(head[:-1], sizes).astype(np.int32),
         row[point].astype(np.int32),
-        bool(latency_ms[point].max() > OVERFLOWING),
     ), head
 
 
 def read_positions(curves: list[Curve], head: np.ndarray, q: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """For each curve and coordinate: the knot at or below (int64), and whether the curve covers it (bool)."""
-    knot = np.zeros((len(curves), q.size), np.int64)
+    """For each curve and coordinate: the knot at or below (int32), and whether the curve covers it (bool)."""
+    knot = np.zeros((len(curves), q.size), np.int32)
     covers = np.zeros((len(curves), q.size), bool)
     for i, curve in enumerate(curves):
         knot[i] = head[i] + np.maximum(np.searchsorted(curve.x, q, "right") - 1, 0)

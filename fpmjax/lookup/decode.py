@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 OCTAVES = 2.0  # a candidate's largest |log2| distance (direct rule, decode step 2a)
 NEIGHBOURS = 4  # candidates that are kept, nearest first (direct rule, decode step 2)
 LARGEST_BATCH = 65_536  # the batch axis is tabulated; no engine schedules more requests in one pass
-LARGEST_TABLE = 2**28  # cells of 8 bytes; a real table needs thousands
-BLOCK = 4_096  # batches classified together, which bounds the host's memory
+LARGEST_TABLE = 2**26  # cells of 8 bytes, and entries of any array on the way; a real table needs thousands
+LARGEST_CHOICE = 2**35  # candidates looked at over all batches and coverages: about a minute
+SLAB = 32  # candidates looked at together; hardly ever are more needed
 
 
 @pytree()
@@ -52,39 +53,51 @@ class DecodeTable:
 
 
 def compile_decode(points: Points) -> DecodeTable:
-    """Measured decode points -> the compiled rule; `TableError` where a batch exceeds `LARGEST_BATCH`."""
+    """Measured decode points -> the compiled rule.
+
+    Raises TableError where a batch exceeds `LARGEST_BATCH` (`batch_too_large`), or where so many curves have so many
+    KV totals of their own that the rule does not fit in memory (`table_too_large`).
+    """
     curves = curves_by(points.batch, points.kv)
-    if curves and curves[-1].at > LARGEST_BATCH:
+    check_batch("decode", curves[-1].at if curves else 0)
+    starts, ends = (np.array([c.x[i] for c in curves], np.int64) for i in (0, -1))
+    kv = compile_axis(np.concatenate([points.kv, ends + 1]))
+    begins = cell_begins(kv)
+    changes = np.unique(np.concatenate([[0], starts, ends + 1]))  # coverage changes at the ends of curves only
+    check_size("decode", len(curves) * max(len(begins), len(changes)))
+    knots, head = join(curves, points.latency_ms, points.row)
+    sets = (changes >= starts[:, None]) & (changes <= ends[:, None])
+    of_batch, pairs = choose_curves(np.array([c.at for c in curves], np.int64), sets)
+    check_size("decode", len(pairs) * len(begins))
+    position, _ = read_positions(curves, head, begins)
+    position = np.concatenate([position, np.full((1, len(begins)), -1, np.int32)])  # curve number -1 refuses
+    which = np.searchsorted(changes, begins, "right") - 1
+    lo, hi = np.empty((2, len(pairs), len(begins)), np.int32)
+    every = np.arange(len(begins))
+    for i, pair in enumerate(pairs):
+        lo[i], hi[i] = (position[pair[which, side], every] for side in (0, 1))
+    row = (of_batch * len(begins)).astype(np.int32)
+    return DecodeTable(kv, row, lo.ravel(), hi.ravel(), knots, np.int32(len(points.batch)))
+
+
+def check_batch(phase: str, largest: int) -> None:
+    """TableError for a batch that is not tabulated."""
+    if largest > LARGEST_BATCH:
         raise TableError(
-            f"decode batch_size={curves[-1].at} exceeds the largest batch that can be looked up: {LARGEST_BATCH}\n"
+            f"{phase} batch_size={largest} exceeds the largest batch that can be looked up: {LARGEST_BATCH}\n"
             "hint: leave rows of that batch size out of the table",
             code="batch_too_large",
         )
-    knots, head = join(curves, points.latency_ms, points.row)
-    ends = np.array([c.x[-1] + 1 for c in curves], np.int64)
-    kv = compile_axis(np.concatenate([points.kv, ends]))
-    position, covers = read_positions(curves, head, cell_begins(kv))
-    # Coverage changes at curve ends only: decide once for each distinct set of covering curves, then expand.
-    sets, which = np.unique(covers, axis=1, return_inverse=True)
-    of_batch, pair = choose_curves(np.array([c.at for c in curves], np.int64), sets)
-    cells = len(kv.last)
-    if len(pair) * cells > LARGEST_TABLE:
+
+
+def check_size(phase: str, entries: int, limit: int = LARGEST_TABLE) -> None:
+    """TableError for a rule that would not fit, before memory is asked for."""
+    if entries > limit:
         raise TableError(
-            f"the decode table compiles to {len(pair) * cells:,} cells, more than {LARGEST_TABLE:,}\n"
-            "hint: fewer distinct KV totals or batch sizes answer the same questions",
+            f"the {phase} rule of this cell takes {entries:,} entries, more than {limit:,}\n"
+            "hint: measure batches at common token and KV totals; distinct ones multiply",
             code="table_too_large",
         )
-    pair = pair[:, which.ravel()]  # [classes, KV cells, 2]
-    refusing = np.full((1, cells), -1, np.int64)  # curve number -1 refuses
-    knot = np.concatenate([position, refusing])[pair, np.arange(cells)[None, :, None]].astype(np.int32)
-    return DecodeTable(
-        kv,
-        (of_batch * cells).astype(np.int32),
-        knot[..., 0].ravel(),
-        knot[..., 1].ravel(),
-        knots,
-        np.int32(len(points.batch)),
-    )
 
 
 def capture_rungs(batches: np.ndarray) -> np.ndarray:
@@ -92,42 +105,39 @@ def capture_rungs(batches: np.ndarray) -> np.ndarray:
     return batches[np.isin(batches + 1, batches)]
 
 
-def choose_curves(batches: np.ndarray, sets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def choose_curves(batches: np.ndarray, sets: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
     """The row choice of the rule.
 
     batches: int64 [curves], ascending; sets: bool [curves, sets], which curves cover, for each distinct coverage.
-    Returns the class of each batch 0 .. largest + 1 (int64), and the curves of each class and coverage
-    (int64 [classes, sets, 2], lower and upper; -1 refused).
+    Returns the class of each batch 0 .. largest + 1 (int64), and the curves of each class (int64 [sets, 2], lower and
+    upper for each coverage, -1 refused).
     """
-    largest = int(batches.max(initial=0))
+    block = np.arange(int(batches.max(initial=0)) + 2)  # above the largest batch there is never an upper side
+    own_log, log = log2(batches), log2(block)
+    rungs = capture_rungs(batches)
+    regime = np.searchsorted(rungs, batches)
+    # Candidates are neighbours in the sorted list: one regime, cut at the octaves (exactly, further down).
+    of = np.searchsorted(rungs, block)
+    first = np.maximum(np.searchsorted(regime, of, "left"), np.searchsorted(own_log, log - OCTAVES - 1e-9))
+    last = np.minimum(np.searchsorted(regime, of, "right"), np.searchsorted(own_log, log + OCTAVES + 1e-9))
+    check_size("decode", int(np.maximum(last - first, 0).sum()) * sets.shape[1], LARGEST_CHOICE)
+    middle = np.searchsorted(batches, block)
+    measured = np.isin(block, batches)
     classes: dict[bytes, int] = {}
     pairs: list[np.ndarray] = []
-    of_batch = np.empty(largest + 2, np.int64)
-    for first in range(0, largest + 2, BLOCK):  # above the largest batch there is never an upper side
-        block = np.arange(first, min(first + BLOCK, largest + 2))
-        hoods, hood_of = np.unique(neighbourhoods(batches, block), axis=0, return_inverse=True)
-        class_of = np.empty(len(hoods), np.int64)
-        for i, (own, middle, *nearest) in enumerate(hoods.tolist()):
-            pair = cross(sets, own, middle, [c for c in nearest if c >= 0])
-            class_of[i] = classes.setdefault(pair.tobytes(), len(classes))
-            if len(pairs) < len(classes):
-                pairs.append(pair)
-        of_batch[block] = class_of[hood_of.ravel()]
-    return of_batch, np.array(pairs)
-
-
-def neighbourhoods(batches: np.ndarray, block: np.ndarray) -> np.ndarray:
-    """For each batch of the block: its own curve or -1, the first curve not below it, its candidates nearest first."""
-    rungs = capture_rungs(batches)
-    distance = np.abs(log2(batches)[None] - log2(block)[:, None])
-    regime = np.searchsorted(rungs, batches)[None] == np.searchsorted(rungs, block)[:, None]
-    candidate = (distance <= OCTAVES) & regime & (batches[None] != block[:, None])
-    width = candidate.sum(1).max(initial=0)
-    order = np.argsort(np.where(candidate, distance, np.inf), axis=1, kind="stable")[:, :width]  # ties: smaller batch
-    order = np.where(np.take_along_axis(candidate, order, 1), order, -1)
-    middle = np.searchsorted(batches, block)
-    own = np.where(np.isin(block, batches), middle, -1)
-    return np.column_stack([own, middle, order])
+    of_batch = np.empty(len(block), np.int64)
+    for b in block.tolist():
+        near = np.arange(first[b], last[b])
+        distance = np.abs(own_log[near] - log[b])
+        near = near[np.argsort(distance, kind="stable")]  # nearest first, ties: smaller batch
+        near = near[(np.abs(own_log[near] - log[b]) <= OCTAVES) & (batches[near] != b)]
+        pair = cross(sets, int(middle[b]), near)
+        if measured[b]:
+            pair = np.where(sets[middle[b]][:, None], middle[b], pair)
+        of_batch[b] = classes.setdefault(pair.tobytes(), len(classes))
+        if len(pairs) < len(classes):
+            pairs.append(pair)
+    return of_batch, pairs
 
 
 def log2(values: np.ndarray) -> np.ndarray:
@@ -135,20 +145,25 @@ def log2(values: np.ndarray) -> np.ndarray:
     return np.array([math.log2(v) if v else -math.inf for v in values.tolist()])
 
 
-def cross(sets: np.ndarray, own: int, middle: int, nearest: list[int]) -> np.ndarray:
-    """Curves to cross for each coverage, int64 [sets, 2]; `nearest` holds candidate curves in order of distance."""
+def cross(sets: np.ndarray, middle: int, nearest: np.ndarray) -> np.ndarray:
+    """The two curves to cross for each coverage, int64 [sets, 2], -1 where one side is missing.
+
+    nearest: candidate curves in order of distance; those from `middle` on lie above the batch.
+    """
+    pair = np.full((sets.shape[1], 2), -1)
     count = np.zeros(sets.shape[1], np.int64)
-    lower = np.full(sets.shape[1], -1)
-    upper = np.full(sets.shape[1], len(sets))
-    for curve in nearest:
-        kept = sets[curve] & (count < NEIGHBOURS)
-        count += kept
-        if curve < middle:
-            lower = np.where(kept, np.maximum(lower, curve), lower)
-        else:
-            upper = np.where(kept, np.minimum(upper, curve), upper)
-        if count.min(initial=NEIGHBOURS) >= NEIGHBOURS:
+    for start in range(0, len(nearest), SLAB):
+        open_ = np.flatnonzero(count < NEIGHBOURS)  # coverages that may keep more candidates
+        if not open_.size:
             break
-    both = (lower >= 0) & (upper < len(sets))
-    alone = sets[own] if own >= 0 else np.zeros_like(both)
-    return np.stack([np.where(alone, own, np.where(both, side, -1)) for side in (lower, upper)], axis=-1)
+        slab = nearest[start : start + SLAB]
+        kept = sets[np.ix_(slab, open_)]
+        kept &= count[open_] + kept.cumsum(0) <= NEIGHBOURS
+        count[open_] += kept.sum(0)
+        for side, own in enumerate((slab < middle, slab >= middle)):
+            if own.any():  # nearest of a side: the largest below, the smallest above
+                found = kept[own]
+                first = found.any(0) & (pair[open_, side] < 0)
+                pair[open_[first], side] = slab[own][found[:, first].argmax(0)]
+    pair[(pair < 0).any(1)] = -1
+    return pair

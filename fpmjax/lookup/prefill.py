@@ -19,10 +19,9 @@ import numpy as np
 
 from fpmjax._jax import pytree
 from fpmjax.answer import Array
-from fpmjax.errors import TableError
 from fpmjax.lookup.axis import Axis, cell_begins, compile_axis
 from fpmjax.lookup.curves import Curve, Knots, curves_by, join, read_positions
-from fpmjax.lookup.decode import LARGEST_BATCH, LARGEST_TABLE
+from fpmjax.lookup.decode import check_batch, check_size
 
 if TYPE_CHECKING:
     from fpmjax.tables.cell import Points
@@ -54,38 +53,30 @@ class PrefillTable:
 
 
 def compile_prefill(points: Points) -> PrefillTable:
-    """Measured prefill points -> the compiled rule; `TableError` where a batch exceeds `LARGEST_BATCH`."""
+    """Measured prefill points -> the compiled rule; TableError as `compile_decode`."""
     batches = np.unique(points.batch)
-    if batches.size and batches[-1] > LARGEST_BATCH:
-        raise TableError(
-            f"prefill batch_size={batches[-1]} exceeds the largest batch that can be looked up: {LARGEST_BATCH}\n"
-            "hint: leave rows of that batch size out of the table",
-            code="batch_too_large",
-        )
+    check_batch("prefill", int(batches.max(initial=0)))
+    tokens, kv = (compile_axis(knots_and_gaps(x)) for x in (points.tokens, points.kv))
+    check_size("prefill", (len(batches) + 1) * max(len(tokens.last), len(kv.last)))
     members = [np.flatnonzero(points.batch == b) for b in batches]
     by_kv = [along(p, points.kv, points.tokens) for p in members]
     by_tokens = [along(p, points.tokens, points.kv) for p in members]
     token_curves, kv_curves = list(chain.from_iterable(by_kv)), list(chain.from_iterable(by_tokens))
     knots, head = join(token_curves + kv_curves, points.latency_ms, points.row)
-    tokens, kv = (compile_axis(knots_and_gaps(x)) for x in (points.tokens, points.kv))
     rows, columns = [np.zeros(len(tokens.last), np.int64)], [np.zeros(len(kv.last), np.int64)]
-    cells, size = [np.full((1, 2), -1, np.int64)], 1  # cell 0 refuses
+    cells, size = [np.full((1, 2), -1, np.int32)], 1  # cell 0 refuses
     at_token, at_kv = 0, len(token_curves)
     for token, across in zip(by_kv, by_tokens, strict=True):
         t_cell, t_local = local_cells(tokens, np.array([c.at for c in across]))
         k_cell, k_local = local_cells(kv, np.array([c.at for c in token]))
+        check_size("prefill", size + len(t_cell) * len(k_cell))
+        check_size("prefill", max(len(token) * len(t_cell), len(across) * len(k_cell)))
         best = choose(token, head[at_token:], across, head[at_kv:], t_cell, k_cell)
         rows.append(size + t_local * len(k_cell))
         columns.append(k_local)
         cells.append(best.reshape(-1, 2))
         size += best.size // 2
         at_token, at_kv = at_token + len(token), at_kv + len(across)
-        if size > LARGEST_TABLE:
-            raise TableError(
-                f"the prefill table compiles to more than {LARGEST_TABLE:,} cells\n"
-                "hint: fewer distinct token or KV totals answer the same questions",
-                code="table_too_large",
-            )
     site = np.zeros(int(batches.max(initial=0)) + 2, np.int32)
     site[batches] = np.arange(1, batches.size + 1)
     lo, hi = np.concatenate(cells).astype(np.int32).T
@@ -122,7 +113,7 @@ def local_cells(axis: Axis, measured: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 
 def choose(token, token_head, across, across_head, t: np.ndarray, k: np.ndarray) -> np.ndarray:
-    """Knots (lo, hi) for each token cell and KV cell of one batch, int64 [t, k, 2], -1 where refused."""
+    """Knots (lo, hi) for each token cell and KV cell of one batch, int32 [t, k, 2], -1 where refused."""
     own, token_first = two_sided(*read_positions(token, token_head, t), np.array([c.at for c in token]), k)
     _, kv_first = two_sided(*read_positions(across, across_head, k), np.array([c.at for c in across]), t)
     kv_first = kv_first.swapaxes(0, 1)
@@ -134,7 +125,7 @@ def two_sided(knot: np.ndarray, covers: np.ndarray, at: np.ndarray, across: np.n
 
     knot, covers: [curves, q] as `read_positions` gives them; at: [curves] ascending; across: [a].
     Returns the value's own curve where it covers, and the nearest covering curves on both sides, each
-    int64 [q, a, 2] with -1 where there is none.
+    int32 [q, a, 2] with -1 where there is none.
     """
     curves, i = len(at), np.arange(len(at))[:, None]
     below = np.maximum.accumulate(np.where(covers, i, -1), 0)
@@ -146,7 +137,7 @@ def two_sided(knot: np.ndarray, covers: np.ndarray, at: np.ndarray, across: np.n
     exact = (right > left)[:, None] & covers[np.minimum(left, curves - 1)]
 
     def knots_of(curve, ok):
-        return np.where(ok, knot[np.clip(curve, 0, curves - 1), np.arange(knot.shape[1])], -1).T
+        return np.where(ok, knot[np.clip(curve, 0, curves - 1), np.arange(knot.shape[1])], np.int32(-1)).T
 
     own = knots_of(left[:, None], exact)
     return np.stack([own, own], -1), np.stack([knots_of(lower, both), knots_of(upper, both)], -1)
