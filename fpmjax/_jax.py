@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar, cast, dataclass_transform
 
 import jax
@@ -24,6 +24,13 @@ def x64() -> AbstractContextManager:
     if hasattr(jax, "enable_x64"):
         return jax.enable_x64(True)
     return importlib.import_module("jax.experimental").enable_x64()  # jax 0.4.x
+
+
+@contextmanager
+def own_scope() -> Iterator[None]:
+    """`x64`, without the caller's debugging modes: NaN is an answer here, and the transfers are ours."""
+    with x64(), jax.debug_nans(False), jax.transfer_guard("allow"):
+        yield
 
 
 def require_x64() -> None:

@@ -18,14 +18,23 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
-from fpmjax._jax import x64
+from fpmjax._jax import own_scope
 from fpmjax.answer import Estimate, SpeculativeEstimate, no_evidence
 from fpmjax.errors import FpmError, MetricsError, SpeculationError
 from fpmjax.iteration import shape_of
 from fpmjax.refusal import raise_first_refusal
 from fpmjax.rule import PUBLISHED, SpeculativeRule
-from fpmjax.speculative import draft_lengths, is_published, require_eligible, speculate
+from fpmjax.speculative import (
+    check_range,
+    common_shape,
+    countable,
+    draft_lengths,
+    is_published,
+    require_eligible,
+    speculate,
+)
 from fpmjax.status import Status
 from fpmjax.work import COUNTS, Work
 
@@ -58,12 +67,15 @@ def estimate(
     if draft_length is None:
         if rule is not None:
             raise SpeculationError("a rule scales speculative rounds\nhint: give draft_length too", code="rule")
-        depth = factor = None
+        lengths = depth = factor = None
         shape = work.shape
     else:
+        lengths = draft_lengths(draft_length)
+        if check and not lengths.ndim:
+            check_range(draft_length)
         require_eligible(model)
-        depth = draft_lengths(draft_length)
-        factor = (rule or PUBLISHED).factor(depth)
+        depth = countable(np, lengths)
+        factor = np.where(depth > 0, (rule or PUBLISHED).factor(depth), np.nan)
         shape = common_shape(work.shape, depth.shape)
         if depth.ndim:  # one depth for all stays a scalar, which costs the kernel no input
             depth, factor = np.broadcast_to(depth, shape), np.broadcast_to(factor, shape)
@@ -75,8 +87,8 @@ def estimate(
     else:
         asked = spread(only_what_is_there(work, needs_lists=depth is not None, model=model), shape)
         result = in_chunks(model, asked, depth, factor, shape, evidence=evidence, published=is_published(rule))
-    if depth is not None:
-        result = replace(result, draft_length=np.broadcast_to(depth.astype(np.int64), shape))
+    if lengths is not None:
+        result = replace(result, draft_length=np.broadcast_to(lengths, shape))
     if not shape:
         result = jax.tree.map(lambda x: x[()], result)  # the scalars of a single query
     for x in jax.tree.leaves(result):
@@ -107,22 +119,17 @@ def check_arguments(model: Any, work: Any, rule: Any) -> None:
             "hint: Work.decode(requests, kv_tokens), or Work.from_metrics for a dict of engine metrics",
             code="payload",
         )
+    if any(isinstance(x, Tracer) for x in jax.tree.leaves((work, model))):
+        raise FpmError(
+            "estimate works on the host and cannot be traced\n"
+            "hint: inside jit, vmap or grad call model(work), or fpmjax.speculative(model, work, draft_length)",
+            code="traced",
+        )
     shape_of({name: getattr(work, name) for name in COUNTS})
     if rule is not None and not isinstance(rule, SpeculativeRule):
         raise SpeculationError(
             f"rule is a {type(rule).__name__}\nhint: fpmjax.SpeculativeRule(slope, intercept, provenance)", code="rule"
         )
-
-
-def common_shape(work: tuple[int, ...], depth: tuple[int, ...]) -> tuple[int, ...]:
-    try:
-        return np.broadcast_shapes(work, depth)
-    except ValueError:
-        raise SpeculationError(
-            f"draft_length of shape {depth} does not broadcast against work of shape {work}\n"
-            "hint: add a length-1 axis, e.g. work of shape [n, 1] with draft lengths of shape [d]",
-            code="draft_length_shape",
-        ) from None
 
 
 def only_what_is_there(work: Work, *, needs_lists: bool, model: Any) -> Work:
@@ -174,7 +181,7 @@ def in_chunks(model: Any, work: Work, depth: Any, factor: Any, shape: tuple[int,
             for whole, piece in zip(jax.tree.leaves(out), jax.tree.leaves(part), strict=True):
                 whole[where] = piece
 
-    with x64():
+    with own_scope():
         on_device = device_copy(model)
         for where, size in chunks(queries, ranks):
             part = jax.tree.map(lambda x: rows(x, where, size, len(shape)), arrays)  # noqa: B023
@@ -202,7 +209,9 @@ def chunks(queries: int, ranks: int) -> Iterator[tuple[slice, int]]:
 def rows(x: np.ndarray, where: slice, size: int, axes: int) -> np.ndarray:
     """Queries `where` of a field [n..., rest] as [size, rest], the tail zero; only these are ever copied."""
     if not x.ndim:
-        return x
+        return x  # one draft length for all
+    if not axes:  # a single query
+        x, axes = x[None], 1
     rest = x.shape[axes:]
     if x.flags.c_contiguous and where.stop - where.start == size:
         return x.reshape(-1, *rest)[where]

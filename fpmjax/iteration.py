@@ -19,6 +19,9 @@ from fpmjax.work import COUNTS, PAIRS, Array, Work
 OK, IDLE, INVALID, OVERFLOW = (np.int8(s) for s in (Status.OK, Status.IDLE, Status.INVALID_WORK, Status.COUNT_OVERFLOW))
 
 
+PHASES = (COUNTS[:3], COUNTS[3:])
+
+
 class Lookups(NamedTuple):
     """Lookups of every rank in milliseconds, NaN where refused; None for a phase that no query has.
 
@@ -51,7 +54,11 @@ def askable(xp: Any, work: Work, width: int = 1) -> tuple[Work, Array]:
     Raises MetricsError (`u32`, `payload`) for fields that are no integer arrays of one shape.
     """
     counts = {name: getattr(work, name) for name in COUNTS}
-    status = xp.full(shape_of(counts), OK) if work.refusal is None else work.refusal
+    shape = shape_of(counts)
+    for phase in PHASES:  # a phase is there as a whole or not at all
+        if any(counts[name] is not None for name in phase):
+            counts |= {name: xp.zeros(shape, np.uint32) for name in phase if counts[name] is None}
+    status = xp.full(shape, OK) if work.refusal is None else work.refusal
     for name, x in counts.items():
         if x is not None and x.dtype != np.uint32:
             wide = x.astype(np.int64)  # a bound of 2**32 - 1 would wrap in int32; what exceeds int64 turns negative

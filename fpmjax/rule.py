@@ -16,7 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from fpmjax.errors import SpeculationError
+from fpmjax.metrics import show
 
+COEFFICIENTS = (Decimal("1e-30"), Decimal("1e30"))  # factors of any draft length stay normal float64 numbers
 EXACT_INTEGERS = 2**53  # every integer up to here is a float64
 
 
@@ -26,7 +28,7 @@ class SpeculativeRule:
 
     factor(d) = intercept + slope * d, rounded to float64 once.
 
-    Raises SpeculationError (`rule`) for coefficients that are not finite, are negative or are both zero.
+    Raises SpeculationError (`rule`) for coefficients that are neither 0 nor in 1e-30..1e30, or are both 0.
     """
 
     slope: Decimal = field(default=Decimal("0.08"))
@@ -74,10 +76,14 @@ def decimal(name: str, value: Any) -> Decimal:
     try:
         number = Decimal(str(value) if isinstance(value, (float, np.floating)) else value)
     except (InvalidOperation, TypeError, ValueError):
-        raise SpeculationError(f"{name}={value!r} is not a decimal number", code="rule") from None
-    if isinstance(value, bool) or not number.is_finite() or number < 0:
         raise SpeculationError(
-            f"{name}={value!r} cannot scale a latency: a coefficient is a finite number of at least 0", code="rule"
+            f"{name}={show(value)} is not a decimal number\nhint: write it as text, e.g. '0.08'", code="rule"
+        ) from None
+    small, large = COEFFICIENTS
+    if isinstance(value, bool) or not number.is_finite() or (number != 0 and not small <= number <= large):
+        raise SpeculationError(
+            f"{name}={show(value)} cannot scale a latency\nhint: a coefficient is 0 or lies in {small}..{large}",
+            code="rule",
         )
     return number
 

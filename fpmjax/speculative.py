@@ -52,8 +52,9 @@ def speculative(model: Any, work: Work, draft_length: Any, rule: SpeculativeRule
     (`x64_required`) outside `fpmjax.x64()`.
     """
     require_x64()
-    require_eligible(model)
     depth = draft_lengths(draft_length)
+    require_eligible(model)
+    common_shape(work.shape, np.shape(depth))
     factor = (rule or PUBLISHED).factor(depth)
     return speculate(jnp, model, work, depth, factor, is_published(rule))
 
@@ -65,6 +66,7 @@ def speculate(xp: Any, ask: Any, work: Work, depth: Array, factor: Array, publis
     work, invalid = askable(xp, work)
     wide = widen(xp, work, depth, invalid)
     stp = ask(wide)
+    factor = xp.where(wide.refusal[..., 0] == BAD_DRAFT_LENGTH, np.nan, factor)  # such a refusal is that of every rank
     calibrated = in_study(xp, work, depth) & (wide.refusal == OK).all(-1) & published
     return SpeculativeEstimate(factor * stp.latency_ms, depth, factor, calibrated, stp)
 
@@ -83,11 +85,7 @@ def widen(xp: Any, work: Work, depth: Array, invalid: Array) -> Work:
         return xp.zeros(shape, np.uint32) if x is None else xp.broadcast_to(x, shape)
 
     requests, kv = spread(work.decode_requests), spread(work.decode_kv)
-    d = depth
-    if d.dtype != np.uint32:
-        d = d.astype(np.int64)  # the largest draft length would wrap in int32; what exceeds int64 turns negative
-        d = xp.where((d < 1) | (d > LARGEST_DRAFT), 0, d).astype(np.uint32)
-    d = d[..., None]
+    d = countable(xp, depth)[..., None]
     status = xp.where(xp.broadcast_to(d, shape) == 0, BAD_DRAFT_LENGTH, spread(invalid))
     for x in (work.prefill_requests, work.prefill_tokens, work.prefill_kv):
         if x is not None:
@@ -173,29 +171,55 @@ def check_draft_length(value: Any) -> int:
 
 
 def draft_lengths(value: Any) -> Array:
-    """uint32 array of draft lengths, any shape, out-of-range ones as 0; DraftLengthTypeError for another type."""
+    """Draft lengths as they were asked, int64 (traced ones as they are); DraftLengthTypeError for another type."""
     if isinstance(value, Tracer):
         if not jnp.issubdtype(value.dtype, np.integer):
             wrong_type(value.dtype)
         return value
+    if np.ma.is_masked(value):
+        wrong_type("a masked array")
     if hasattr(value, "dtype") and hasattr(value, "shape"):
         array = np.asarray(value)
         if array.dtype.kind not in "iu":
             wrong_type(array.dtype)
-    elif isinstance(value, (list, tuple)):
-        array = np.array([one_draft_length(x) for x in np.asarray(value, object).ravel()], np.int64)
-        array = array.reshape(np.asarray(value, object).shape)
-    else:
-        array = np.asarray(one_draft_length(value))
-    return np.where((array < 1) | (array > LARGEST_DRAFT), 0, array).astype(np.uint32)
+        if array.dtype == np.uint64:
+            array = np.minimum(array, np.uint64(2**63 - 1))
+        return array.astype(np.int64)
+    if isinstance(value, (list, tuple)):
+        try:
+            objects = np.asarray(value, object)
+        except ValueError:  # ragged arrays
+            wrong_type("a ragged list")
+        return np.array([one_draft_length(x) for x in objects.ravel()], np.int64).reshape(objects.shape)
+    return np.asarray(one_draft_length(value), np.int64)
+
+
+def countable(xp: Any, lengths: Array) -> Array:
+    """uint32 draft lengths, 0 for those out of range."""
+    if lengths.dtype == np.uint32:
+        return xp.where(lengths > np.uint32(LARGEST_DRAFT), np.uint32(0), lengths)
+    wide = lengths.astype(np.int64)  # the largest draft length would wrap in int32; what exceeds int64 turns negative
+    return xp.where((wide < 1) | (wide > LARGEST_DRAFT), 0, wide).astype(np.uint32)
+
+
+def common_shape(work: tuple[int, ...], depth: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of both together; SpeculationError (`draft_length_shape`) where they do not broadcast."""
+    try:
+        return np.broadcast_shapes(work, depth)
+    except ValueError:
+        raise SpeculationError(
+            f"draft_length of shape {depth} does not broadcast against work of shape {work}\n"
+            "hint: add a length-1 axis, e.g. work of shape [n, 1] with draft lengths of shape [d]",
+            code="draft_length_shape",
+        ) from None
 
 
 def one_draft_length(value: Any) -> int:
-    """An int, clipped to what an int64 holds on both sides of the valid range."""
+    """An int, clipped to what an int64 holds."""
     if isinstance(value, (bool, np.bool_, float)):
         wrong_type(type(value).__name__)
     try:
-        return min(max(operator.index(value), 0), LARGEST_DRAFT + 1)
+        return min(max(operator.index(value), -(2**63)), 2**63 - 1)
     except TypeError:
         wrong_type(type(value).__name__)
 

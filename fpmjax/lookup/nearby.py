@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fpmjax.lookup.decode import OCTAVES
+from fpmjax.lookup.decode import NEIGHBOURS, OCTAVES
 
 if TYPE_CHECKING:
     from fpmjax.tables.cell import Cell, Points
@@ -34,9 +35,29 @@ def near_decode(cell: Cell, batch: int, kv: int) -> str:
         elif abs(np.log2(side) - np.log2(batch)) > OCTAVES:
             note += " but lies more than two octaves away"
         notes.append(note)
+    if crowd := crowding(points, batches, rungs, batch, kv):
+        notes.append(
+            f"the {len(crowd)} nearest batches that cover it all lie on one side ({', '.join(map(str, crowd))})"
+        )
     notes += [f"no {side} batch is measured" for side, of in (("smaller", below), ("larger", above)) if not of.size]
     nearest = batches[np.argmin(np.abs(np.log2(batches) - np.log2(max(batch, 1))))]
     return f"; {'; '.join(notes)}\nhint: batch_size={nearest} answers {span(points, nearest)}"
+
+
+def crowding(points: Points, batches: np.ndarray, rungs: np.ndarray, batch: int, kv: int) -> list[int]:
+    """The nearest covering candidates where they fill the rule's neighbourhood from one side alone."""
+    distance = {int(b): abs(math.log2(b) - math.log2(batch)) for b in batches if b != batch and batch}
+    regime = np.searchsorted(rungs, batch)
+    near = [b for b in sorted(distance, key=lambda b: (distance[b], b)) if distance[b] <= OCTAVES]
+    near = [b for b in near if np.searchsorted(rungs, b) == regime and covers(points, b, kv)]
+    kept = near[:NEIGHBOURS]
+    one_sided = all(b < batch for b in kept) or all(b > batch for b in kept)
+    return sorted(kept) if len(near) > NEIGHBOURS and one_sided else []
+
+
+def covers(points: Points, batch: int, kv: int) -> bool:
+    own = points.kv[points.batch == batch]
+    return bool(own[0] <= kv <= own[-1])
 
 
 def near_prefill(cell: Cell, batch: int, tokens: int, kv: int) -> str:

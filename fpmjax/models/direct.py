@@ -14,7 +14,7 @@ from jax import lax
 
 from fpmjax._jax import pytree, require_x64
 from fpmjax.answer import Estimate, Parts
-from fpmjax.errors import TableError
+from fpmjax.errors import FpmError, TableError
 from fpmjax.iteration import INVALID, OK, Lookups, askable, compose, estimate_of, has_decode, has_prefill, shape_of
 from fpmjax.lookup.compile import compile_cell
 from fpmjax.lookup.decode import DecodeTable
@@ -76,7 +76,7 @@ class Direct:
     def __call__(self, work: Work, *, evidence: bool = False) -> Estimate:
         """Pure: an estimate of every query in `work`, any batch shape; `evidence` adds the per-rank parts."""
         require_x64()
-        check_width(self.verify_width, self.execution, self.native_ar_only)
+        self._check()
         asked, status = askable(jnp, flat_counts(work), self.verify_width)
         shape = (*work.shape, work.ranks)
         status = self._round_limits(jnp, asked, status, shape)
@@ -117,7 +117,7 @@ class Direct:
 
     def on_host(self, work: Work, *, evidence: bool = False) -> Estimate:
         """`__call__` for a few queries, in plain numbers: the same bits and no compile."""
-        check_width(self.verify_width, self.execution, self.native_ar_only)
+        self._check()
         asked, status = askable(np, flat_counts(work), self.verify_width)
         shape = (*work.shape, work.ranks)
         status = self._round_limits(np, asked, status, shape)
@@ -207,6 +207,17 @@ class Direct:
     def __getstate__(self) -> dict[str, Any]:
         """Without the walks, which are views that are made again where they are needed."""
         return {name: x for name, x in vars(self).items() if not name.startswith("walk_")}
+
+    def _check(self) -> None:
+        """Refuse a width the rows say nothing about, and tables that lost their 64 bits on the way to a device."""
+        check_width(self.verify_width, self.execution, self.native_ar_only)
+        for table in (self.decode, self.prefill):
+            if table.knots.ms.dtype != np.float64:
+                raise FpmError(
+                    f"this model's latencies became {table.knots.ms.dtype}\n"
+                    "hint: move or map a model inside `with fpmjax.x64():`",
+                    code="x64_required",
+                )
 
     def _missing(self, xp) -> tuple:
         """What a missing prefill or decode answer means: no rows of the phase at all, or none that support it."""
