@@ -66,7 +66,7 @@ def test_every_bad_row_is_reported_with_its_line_and_nothing_is_written(fpm, tmp
         ("prefill,1,0,10,1.6,", 7, "the row is a prefill point with no prefill tokens ("),
         ("decode,3,0,-1,1.6,", 8, "total_kv_read_tokens=-1"),
         ("decode,3,0,4294967296,1.6,", 9, "total_kv_read_tokens=4294967296"),
-        ("decode,3,0,99999999999999999999,1.6,", 10, "not a whole number"),
+        ("decode,3,0,99999999999999999999,1.6,", 10, "more than 64 bits can hold"),
         ("decode,4,0,10,nan,", 11, "the row has non-finite/non-positive latency_ms=nan"),
         ("decode,5,0,10,-2,", 12, "latency_ms=-2.0"),
         ("decode,6,0,10,1_0,", 13, "latency_ms is '1_0', not a number"),

@@ -6,7 +6,6 @@ the exit code.  Whatever imports jax is imported inside `run`, so that help and 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from collections.abc import Sequence
 from fpmjax import __version__
 from fpmjax.cli import build, coverage, demo, estimate, evaluate, fit, inspect, selfcheck
 from fpmjax.cli.arguments import BAD_INPUT, NOT_COVERED, Parser
+from fpmjax.cli.output import abandon, tell
 from fpmjax.errors import CoverageError, FpmError
 
 INTERRUPTED, BROKEN_PIPE = 130, 141  # as a shell reports a process that SIGINT or SIGPIPE ended
@@ -38,31 +38,41 @@ examples:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; the exit code."""
+    if sys.stderr is None:  # `2>&-`: print() takes None for stdout, and the next file to be opened becomes stderr
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    if sys.stdout is None:  # `>&-`
+        tell("error: stdout is closed\nhint: redirect it to a file, or to /dev/null where nobody reads it")
+        return BAD_INPUT
     if hasattr(sys.stdout, "reconfigure"):  # a model's or a file's name may not fit the terminal's encoding
         sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
-        args = parser().parse_args(argv)
-        code = args.run(args)
-        if sys.stdout is not None:
-            sys.stdout.flush()
+        code = answer(argv)
+        sys.stdout.flush()  # what cannot be written is found out here at the latest
         return code
-    except SystemExit as stop:  # --help and --version
-        return int(stop.code or 0)
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        tell("interrupted")
         return INTERRUPTED
     except BrokenPipeError:  # the reader has seen enough
-        abandon_stdout()
+        abandon(sys.stdout)
         return BROKEN_PIPE
-    except FpmError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return NOT_COVERED if isinstance(error, CoverageError) else BAD_INPUT
     except OSError as error:
-        print(f"error: {error.filename or 'output'}: {error.strerror or error}", file=sys.stderr)
-        abandon_stdout()
+        tell(f"error: {error.filename or 'output'}: {error.strerror or error}")
+        abandon(sys.stdout)
         return BAD_INPUT
+
+
+def answer(argv: Sequence[str] | None) -> int:
+    """The exit code of one command, its mistakes told."""
+    try:
+        args = parser().parse_args(argv)
+        return args.run(args)
+    except SystemExit as stop:  # --help and --version
+        return int(stop.code or 0)
+    except FpmError as error:
+        tell(f"error: {error}")
+        return NOT_COVERED if isinstance(error, CoverageError) else BAD_INPUT
     except MemoryError:
-        print("error: out of memory\nhint: ask in smaller pieces", file=sys.stderr)
+        tell("error: out of memory\nhint: ask in smaller pieces")
         return BAD_INPUT
 
 
@@ -74,9 +84,3 @@ def parser() -> Parser:
     for command in (demo, inspect, estimate, coverage, build, fit, evaluate, selfcheck):
         command.add(commands)
     return top
-
-
-def abandon_stdout() -> None:
-    """Nobody reads stdout any more: what is still buffered must not fail again when Python exits."""
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -43,6 +43,9 @@ class Parser(argparse.ArgumentParser):
         settings.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         super().__init__(**settings, allow_abbrev=False)
 
+    def _print_message(self, message: str, file: Any = None) -> None:
+        print(message, end="", file=file)  # argparse itself would be silent about help that cannot be written
+
     def error(self, message: str) -> NoReturn:
         hint = "" if "\nhint: " in message else f"\nhint: see `{self.prog} --help`"
         raise UsageError(message + hint)

@@ -64,6 +64,8 @@ def run(args: argparse.Namespace) -> int:
     from fpmjax.tables.load import load_cells
     from fpmjax.tables.write import write_table
 
+    if not args.output:
+        raise UsageError("--output is empty\nhint: name a folder; . is the current one")
     identity = read_identity(args.identity)
     sidecar = read_object(args.sidecar)[1] if args.sidecar else None
     measured = Measurements(args.rows)

@@ -13,7 +13,7 @@ import numpy as np
 from fpmjax import __version__
 from fpmjax.cli import study
 from fpmjax.cli.arguments import BAD_INPUT, NOT_COVERED, UsageError, add_command, add_table, counts, open_cell
-from fpmjax.cli.output import ALL_IDLE, aligned, fake_kv_rows, note, percent, print_json, wrapped
+from fpmjax.cli.output import ALL_IDLE, aligned, fake_kv_rows, note, percent, print_json, tell, wrapped
 from fpmjax.cli.queries import Asked, explain
 from fpmjax.cli.traffic import Block, read_traffic
 
@@ -74,7 +74,10 @@ def add(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     cell = open_cell(args)
     from fpmjax.models.direct import direct
+    from fpmjax.speculative import check_range
 
+    for depth in filter(None, args.draft_length or ()):
+        check_range(depth)
     model = direct(cell)
     drafts = args.draft_length or DRAFTS
     if not args.draft_length and model.execution != "autoregressive":
@@ -113,9 +116,9 @@ def progress(blocks: Iterable[Block]) -> Iterable[Block]:
         yield block
         seen += len(block.place)
         if watched:
-            print(f"\r{seen:,} iterations", end="", file=sys.stderr, flush=True)
+            tell(f"\r{seen:,} iterations", end="")
     if watched:
-        print("\r" + " " * 40 + "\r", end="", file=sys.stderr, flush=True)
+        tell("\r" + " " * 40 + "\r", end="")
 
 
 def add_block(tally: Tally, model: Any, block: Block) -> None:

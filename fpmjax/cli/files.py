@@ -16,7 +16,7 @@ from fpmjax.cli.arguments import UsageError
 from fpmjax.cli.output import note
 
 DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error)  # what a gzip stream raises
-GZIP, PARQUET = b"\x1f\x8b", b"PAR1"  # the first bytes of such files; a name proves nothing
+GZIP, PARQUET, BOM = b"\x1f\x8b", b"PAR1", b"\xef\xbb\xbf"  # the first bytes of such files; a name proves nothing
 
 
 class Piecewise(io.RawIOBase):
@@ -40,6 +40,10 @@ def open_input(name: str) -> Iterator[tuple[str, BinaryIO, bytes]]:
     label = "stdin" if name == "-" else name
     with ExitStack() as opened:
         try:
+            if not name:
+                raise UsageError("the name of the input file is empty\nhint: name one file, or - for stdin")
+            if name == "-" and sys.stdin is None:  # `<&-`
+                raise UsageError("stdin is closed\nhint: name a file instead of -")
             if name != "-" and Path(name).is_dir():
                 raise UsageError(f"{name} is a folder\nhint: name one file")
             raw = sys.stdin.buffer if name == "-" else opened.enter_context(Path(name).open("rb"))
@@ -144,6 +148,10 @@ def csv_header(label: str, records: Iterator[tuple[int, list[str]]]) -> list[str
                 f"{label}, line 1: one column, {names[0][:40]!r}; fields seem to be separated by {word}\n"
                 "hint: separate them with commas, with a point in decimal numbers"
             )
-    if twice := [name for name in dict.fromkeys(names) if name and names.count(name) > 1]:
-        raise UsageError(f"{label}, line 1: column {twice[0]!r} occurs {names.count(twice[0])} times")
+    refuse_repeated(f"{label}, line 1", [name for name in names if name])
     return names
+
+
+def refuse_repeated(where: str, names: list[str]) -> None:
+    if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+        raise UsageError(f"{where}: column {twice[0]!r} occurs {names.count(twice[0])} times")

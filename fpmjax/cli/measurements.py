@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from fpmjax.cli.arguments import UsageError
-from fpmjax.cli.files import PARQUET, csv_table, open_input, whole
-from fpmjax.cli.output import note
+from fpmjax.cli.files import PARQUET, csv_table, open_input, refuse_repeated, whole
+from fpmjax.cli.output import note, tell
 from fpmjax.errors import FpmError, TableError
 
 if TYPE_CHECKING:
@@ -50,10 +49,10 @@ class Measurements:
     def tell(self, bad: list[tuple[int, str]]) -> None:
         """Every bad row on stderr; one line where all rows are bad for the same reason."""
         if len(bad) == self.size > 1 and len({text for _, text in bad}) == 1:
-            print(f"{self.label}, every row: {bad[0][1]}", file=sys.stderr)
+            tell(f"{self.label}, every row: {bad[0][1]}")
             return
         for row, text in bad:
-            print(f"{self.label}, {self.place(row)}: {text}", file=sys.stderr)
+            tell(f"{self.label}, {self.place(row)}: {text}")
 
     def _in_file(self, message: str, readable: list[int]) -> str:
         """A rule's message with rows named as the file counts them, and about `the row` where nothing else is named."""
@@ -111,8 +110,10 @@ def reader(wanted: pa.DataType | None) -> Callable[[str], Any]:
 def whole_number(text: str) -> int | None:
     if not text:
         return None
-    if not re.fullmatch(r"-?\d{1,18}", text, re.ASCII):
+    if not re.fullmatch(r"-?\d+", text, re.ASCII):
         raise ValueError("not a whole number")
+    if len(text.lstrip("-0")) > 19 or not -(2**63) <= int(text) < 2**63:
+        raise ValueError("more than 64 bits can hold")
     return int(text)
 
 
@@ -140,6 +141,8 @@ def read_parquet(label: str, stream: BinaryIO) -> pa.Table:
     import pyarrow.parquet as pq
 
     try:
-        return pq.read_table(pa.BufferReader(whole(label, stream)))
+        file = pq.ParquetFile(pa.BufferReader(whole(label, stream)))
+        refuse_repeated(label, file.schema_arrow.names)
+        return file.read()
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:
         raise UsageError(f"{label} is not a readable Parquet file: {str(error)[:200]}") from None

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TextIO
 
 
 def aligned(headers: Sequence[str], rows: Sequence[Sequence[str]], *, left: Iterable[int] = ()) -> list[str]:
@@ -74,7 +76,21 @@ def fake_kv_rows(cell: Any) -> dict[str, int]:
 
 def note(text: str) -> None:
     """Something worth knowing beside the data."""
-    print(f"note: {text}", file=sys.stderr)
+    tell(f"note: {text}")
+
+
+def tell(text: str, end: str = "\n") -> None:
+    """Text on stderr; where it cannot be written, the data on stdout matters all the same."""
+    try:
+        print(text, end=end, file=sys.stderr, flush=True)
+    except (OSError, ValueError):  # full, or closed
+        abandon(sys.stderr)
+
+
+def abandon(stream: TextIO) -> None:
+    """Nobody reads this any more: what is still buffered must not fail again when Python exits."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def breakdown(reasons: dict[str, int]) -> str:

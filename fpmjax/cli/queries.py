@@ -91,10 +91,17 @@ def total_kv(batch: np.ndarray, each: np.ndarray) -> np.ndarray:
 
 def with_depths(work: Work, labels: list[str], depths: Sequence[int] | None) -> Asked:
     """Every iteration at every draft length, iterations outermost."""
+    from fpmjax.work import MOST_LISTED
+
     if not depths:
         return Asked(work, None, labels)
     if (queries := len(labels) * len(depths)) > MOST_VALUES:
         raise UsageError(f"{len(labels):,} iterations at {len(depths):,} draft lengths make {queries:,} queries")
+    if work.lists is not None and (entries := work.lists.extend.size * len(depths)) > MOST_LISTED:
+        raise UsageError(
+            f"the request lists of all iterations at {len(depths):,} draft lengths, padded to the longest, make "
+            f"{entries:,} entries, more than {MOST_LISTED:,}\nhint: ask for fewer iterations or draft lengths at once"
+        )
     repeated = some(work, np.repeat(np.arange(len(labels)), len(depths)))
     return Asked(repeated, np.tile(np.array(depths, np.int64), len(labels)), [name for name in labels for _ in depths])
 

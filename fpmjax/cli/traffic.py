@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 import numpy as np
 
 from fpmjax.cli.arguments import UsageError, count
-from fpmjax.cli.files import PARQUET, csv_table, lines, open_input, whole
+from fpmjax.cli.files import BOM, PARQUET, csv_table, lines, open_input, whole
 from fpmjax.cli.output import note
 from fpmjax.errors import MetricsError
 from fpmjax.metrics import RANK, SCHEDULED, read_json, show
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fpmjax.work import Work
 
 BLOCK = 1 << 14  # iterations; one compiled size
+PADDED = 1 << 26  # bytes of a block if all its lines were as long as the longest: request lists are padded to that
 
 # Column of a CSV or Parquet file -> field of Work: its own name, the engine's, and the short one of a decode sweep.
 COLUMNS = {
@@ -61,7 +62,7 @@ def read_traffic(name: str) -> Iterator[Block]:
     with open_input(name) as (label, stream, head):
         if head == PARQUET:
             read = from_parquet
-        elif head.lstrip(b" \t\r\n")[:1] in (b"{", b"["):
+        elif head.removeprefix(BOM).lstrip(b" \t\r\n")[:1] in (b"{", b"["):
             read = from_json
         else:
             read = from_csv
@@ -70,12 +71,27 @@ def read_traffic(name: str) -> Iterator[Block]:
 
 def from_json(label: str, stream: BinaryIO) -> Iterator[Block]:
     source, told = lines(label, stream), False
-    while block := list(islice(source, BLOCK)):
+    for block in json_blocks(source):
         place = [f"line {number}" for number, _ in block]
         items = [unwrap(label, at, line) for at, (_, line) in zip(place, block, strict=True)]
         work = read_iterations(label, place, items)
         told = told or tell_unread(label, place, items, work)
         yield Block(work, np.ones(len(block), np.int64), place)
+
+
+def json_blocks(source: Iterable[tuple[int, bytes]]) -> Iterator[list[tuple[int, bytes]]]:
+    """Lines, `BLOCK` at a time; fewer, of few sizes, where one of them is very long."""
+    block: list[tuple[int, bytes]] = []
+    longest = 1
+    for numbered in source:
+        longest = max(longest, len(numbered[1]))
+        room = 1 << max(PADDED // longest, 1).bit_length() - 1
+        if len(block) >= min(BLOCK, room):
+            yield block
+            block, longest = [], len(numbered[1])
+        block.append(numbered)
+    if block:
+        yield block
 
 
 def read_iterations(label: str, place: Sequence[str], items: list[Any]) -> Work:
@@ -87,7 +103,7 @@ def read_iterations(label: str, place: Sequence[str], items: list[Any]) -> Work:
     except MetricsError as error:
         found = re.match(r"iterations\[(\d+)\]: ", str(error))
         if not found:
-            raise
+            raise MetricsError(f"{label}: {error}", code=error.code) from None
         text = f"{label}, {place[int(found[1])]}: {str(error)[found.end() :]}"
         raise MetricsError(text, code=error.code) from None
 
