@@ -153,10 +153,13 @@ def test_a_correction_over_a_table_shows_its_factor(fpm, embedded_cell, tmp_path
     seen = Observations.of(work, 1.25 * fpmjax.estimate(fpmjax.direct(embedded_cell), work).latency_ms)
     seen.write(tmp_path / "seen.parquet")
     ask = ("fit", tmp_path / "seen.parquet", *PLAIN, "--correct", "embedded", "--select", "tp=1")
-    ran = fpm(*ask, "--policy", "dynamic_local", "-o", tmp_path / "c.npz", "--json")
-    assert ran.code == 0 and ran.document["policy"] == "dynamic_local"
+    box = ("--max-batch-size", 64, "--max-kv-tokens", 150_000, "--max-num-tokens", 100)
+    ran = fpm(*ask, "--policy", "hybrid", *box, "-o", tmp_path / "c.npz", "--json")
+    assert ran.code == 0 and ran.document["policy"] == "hybrid"
     assert ran.document["smallest_factor"] == pytest.approx(1.25)
-    model = fpmjax.corrected(fpmjax.direct(embedded_cell), seen, policy="dynamic_local")
+    sizes = {"max_batch_size": 64, "max_kv_tokens": 150_000, "max_num_tokens": 100}
+    model = fpmjax.corrected(fpmjax.direct(embedded_cell), seen, policy="hybrid", **sizes)
+    assert np.array_equal(load_model(tmp_path / "c.npz").factors, model.factors)
     assert same_bits(load_model(tmp_path / "c.npz"), model)
     question = ("estimate", tmp_path / "c.npz", "--batch", 8, "--kv", 16_384, "--draft-length", "0,2")
     document = fpm(*question, "--detail", "--json").document

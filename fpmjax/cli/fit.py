@@ -27,12 +27,18 @@ answers.  Either one then answers `fpmjax estimate MODEL`, at any draft length, 
 EXAMPLES = """\
   fpmjax fit traces/ --not-speculative --role decode -o decode.npz
   fpmjax fit 'traces/*.jsonl.gz' --not-speculative --role aggregated --first-share 0.6 -o model.npz
-  fpmjax fit rounds.parquet --not-speculative --correct embedded --select tp=1 --policy hybrid -o corrected.npz
+  fpmjax fit rounds.parquet --not-speculative --correct embedded --select tp=1 \\
+      --policy hybrid --max-batch-size 32 --max-kv-tokens 150000 -o corrected.npz
 """
 CHUNK = 1 << 15  # observations between two lines of progress
 SIZES = ("min_observations", "max_observations")
 OF_A_REGRESSION = ("role", "family", "spline", "feature_axes", "sampling_axes")
-OF_A_CORRECTION = ("policy", "select", "fake_kv")
+BOX = {  # what the grid of a fixed correction spans
+    "max_num_tokens": "largest number of tokens in a step of this worker (default: 8192)",
+    "max_batch_size": "its largest number of decode requests (default: 512)",
+    "max_kv_tokens": "its largest KV total; the grid of a correction spans these three (default: 2000000)",
+}
+OF_A_CORRECTION = ("policy", "select", "fake_kv", *BOX)
 
 
 def add(commands: Any) -> None:
@@ -64,6 +70,8 @@ def add(commands: Any) -> None:
     correction.add_argument(
         "--policy", choices=("fixed", "dynamic_local", "hybrid"), help="where factors come from (default: fixed)"
     )
+    for name, what in BOX.items():
+        correction.add_argument("--" + name.replace("_", "-"), metavar="N", type=one_count, help=what)
     add_choice(correction)
     add_groups(parser)
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout (default: text)")
@@ -125,7 +133,7 @@ def new_model(args: argparse.Namespace) -> Any:
     if args.table:
         from fpmjax.models.corrected import corrected
 
-        return corrected(open_model(args), **given(args, *SIZES, "bins", "policy"))
+        return corrected(open_model(args), **given(args, *SIZES, *BOX, "bins", "policy"))
     if not args.role:
         raise UsageError(
             "--role is missing: decode and prefill workers learn one kind of work, aggregated ones all kinds\n"
