@@ -27,7 +27,8 @@ COMMANDS = [(text, after[1] if after[0] == "text" else "") for text, after in SH
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("code", PYTHON)
-def test_python_examples_run(code, capsys):
+def test_python_examples_run(code, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # some of them save a model
     exec(compile(code, "README.md", "exec"), {})
     assert "nan" not in capsys.readouterr().out
 
