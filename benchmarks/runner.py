@@ -127,14 +127,26 @@ def table(title: str, results: Sequence[Result]) -> str:
     return "\n".join([f"**{title}**", "", *lines])
 
 
-def main(benchmarks: dict[str, Callable[[], tuple[list[Case], str]]], argv: Sequence[str] | None = None) -> None:
+def put(path: Path, text: str, mark: str = MARK) -> None:
+    """Replace what stands between the two lines `mark` of a page."""
+    before, _, after = path.read_text(encoding="utf-8").split(mark)
+    path.write_text(mark.join([before, f"\n\n{text}\n\n", after]), encoding="utf-8")
+
+
+def main(
+    benchmarks: dict[str, Callable[[], tuple[list[Case], str]]],
+    argv: Sequence[str] | None = None,
+    *,
+    rounds: int = 15,
+    mark: str = MARK,
+) -> None:
     """Command line of a benchmark file: each entry makes its cases and names the reference among them."""
     parser = argparse.ArgumentParser(description="Paired benchmarks; prints ratios, never times")
     parser.add_argument("only", nargs="*", metavar="NAME", help=f"default: all of {', '.join(benchmarks)}")
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=rounds)
     parser.add_argument("--json", action="store_true", help="one JSON line per case instead of tables")
     parser.add_argument(
-        "--into", type=Path, metavar="FILE", help=f"put the tables between the lines `{MARK}` of a page"
+        "--into", type=Path, metavar="FILE", help=f"put the tables between the lines `{mark}` of a page"
     )
     options = parser.parse_args(argv)
     if unknown := set(options.only) - set(benchmarks):
@@ -153,5 +165,4 @@ def main(benchmarks: dict[str, Callable[[], tuple[list[Case], str]]], argv: Sequ
         pages.append("Versions: " + ", ".join(f"{k} {v}" for k, v in environment().items()))
         print(pages[-1])
     if options.into:
-        before, _, after = options.into.read_text(encoding="utf-8").split(MARK)
-        options.into.write_text(MARK.join([before, "\n\n" + "\n\n".join(pages) + "\n\n", after]), encoding="utf-8")
+        put(options.into, "\n\n".join(pages), mark)

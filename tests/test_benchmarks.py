@@ -65,3 +65,10 @@ def test_json_lines_carry_versions_and_no_seconds(runner, ticking, capsys):
     assert [line["case"] for line in lines] == ["x", "y"]
     assert {"jax", "numpy", "python"} <= set(lines[0])
     assert not any("second" in key for key in lines[0])
+
+
+def test_a_page_keeps_everything_but_what_stands_between_its_marks(runner, tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- x -->old<!-- x -->\nafter\n")
+    runner.put(page, "new", "<!-- x -->")
+    assert page.read_text() == "before\n<!-- x -->\n\nnew\n\n<!-- x -->\nafter\n"
