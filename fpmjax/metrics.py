@@ -132,11 +132,6 @@ def read_json(text: str | bytes | bytearray) -> Any:
         )
 
 
-# Former names, for modules that still import them.
-_decode_json, _object = read_json, strict_json.unique_keys
-_integer_token, _constant_token = strict_json.integer_token, strict_json.constant_token
-
-
 # --- fields ------------------------------------------------------------------------------------------------
 
 

@@ -18,24 +18,6 @@ if TYPE_CHECKING:
     from fpmjax.observe.observations import Observations
 
 COLUMNS = (".parquet", ".csv", ".csv.gz", ".arrow", ".feather", ".ipc")
-# What becomes of a line or a row that is no observation, in the order in which it is told.
-LEFT_OUT = (
-    "bad_json",
-    "not_object",
-    "bad_envelope",
-    "bad_schema",
-    "bad_version",
-    "bad_field",
-    "inconsistent",
-    "not_stp",
-    "other_component",
-    "idle",
-    "no_wall_time",
-    "overflow",
-    "duplicate",
-    "unmatched",
-    "skipped",
-)
 ABOUT = """\
 TRACE is any of
   engine traces           .jsonl and .jsonl.gz segments, and the folder or quoted glob that finds them
@@ -177,11 +159,15 @@ def expanded(name: str) -> list[str]:
 
 def tell_report(report: dict[str, Any], iterations: int, timing: str) -> None:
     """What was read and what was left out, as notes."""
+    from fpmjax.observe.trace import OUTCOMES
+
+    used = ("accepted", "blank")
+    reasons = (*(outcome for outcome in OUTCOMES if outcome not in used), "overflow", "unmatched", "skipped")
     names = report["source"]
     name = names[0] if len(names) == 1 else f"{len(names)} sources"
     read = f" from {report['lines']:,} lines" if "lines" in report else ""
     note(f"{name}: {iterations:,} iterations{read}, clock {timing}")
-    if left := {reason: report[reason] for reason in LEFT_OUT if report.get(reason)}:
+    if left := {reason: report[reason] for reason in reasons if report.get(reason)}:
         note(f"left out: {breakdown(left)}")
     for reason, shown in report.get("examples", {}).items():
         note(f"{reason}, for example {shown[0]}")

@@ -7,7 +7,7 @@ from typing import Any
 
 from fpmjax.errors import OptionError
 from fpmjax.estimate import estimate
-from fpmjax.metrics import _decode_json as decode_json
+from fpmjax.metrics import read_json as decode_json
 from fpmjax.metrics import refuse
 from fpmjax.models.corrected import Corrected
 from fpmjax.models.intake import wrong_role

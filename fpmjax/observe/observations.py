@@ -19,7 +19,7 @@ import numpy as np
 from fpmjax._jax import pytree
 from fpmjax.errors import MetricsError
 from fpmjax.metrics import RankMetrics, as_float, parse_iteration, refuse
-from fpmjax.metrics import _decode_json as decode_json
+from fpmjax.metrics import read_json as decode_json
 from fpmjax.work import COUNTS, VARIANCES, Array, RequestLists, Work
 from fpmjax.work import _as_array as as_array
 from fpmjax.work import _elements as elements

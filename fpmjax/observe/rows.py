@@ -6,12 +6,11 @@ import json
 from typing import Any, NoReturn
 
 from fpmjax.errors import MetricsError
-from fpmjax.metrics import _constant_token as no_constant
-from fpmjax.metrics import _integer_token as integer_token
-from fpmjax.metrics import _object as unique_keys
 from fpmjax.metrics import parse_iteration, show
 from fpmjax.observe.layout import Layout, learn
 from fpmjax.observe.record import CLOCK_SECONDS, MODES, SCHEMA, UNSPECIFIED, Rejected, Row, Stream, decodes_twice
+from fpmjax.strict_json import constant_token as no_constant
+from fpmjax.strict_json import integer_token, unique_keys
 
 I64_MAX = 2**63 - 1
 MOST_LAYOUTS = 16  # a writer has one or two
