@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from fpmjax import __version__
 from fpmjax.cli import observed
-from fpmjax.cli.arguments import EMBEDDED, UsageError, add_choice, add_command, is_saved, one_count
+from fpmjax.cli.arguments import EMBEDDED, UsageError, add_choice, add_command, one_count
 from fpmjax.cli.evaluate import add_groups, require_scored, score, score_lines
 from fpmjax.cli.observed import add_observations, in_flags, read_observations, split_at
 from fpmjax.cli.output import note, print_json
-from fpmjax.cli.saved import contents, in_words, open_model
-from fpmjax.errors import CoverageError, MetricsError
+from fpmjax.cli.saved import contents, in_words, manifest, open_model
+from fpmjax.errors import CoverageError, MetricsError, ModelFileError
 
 if TYPE_CHECKING:
     from fpmjax.observe.observations import Observations
@@ -119,8 +119,13 @@ def check_output(name: str) -> None:
     folder = os.path.dirname(name) or "."
     if not os.path.isdir(folder):
         raise UsageError(f"the folder {folder} does not exist\nhint: make it first")
-    if os.path.isdir(name) or (os.path.exists(name) and not is_saved(name)):
-        raise UsageError(f"{name} exists and is no saved model, so it is not replaced\nhint: name another file")
+    if os.path.exists(name):
+        try:
+            manifest(name)
+        except ModelFileError:
+            raise UsageError(
+                f"{name} exists and is no saved model, so it is not replaced\nhint: name another file"
+            ) from None
 
 
 def new_model(args: argparse.Namespace) -> Any:
