@@ -136,7 +136,10 @@ def count(kind: tuple[str, int] = USIZE) -> Reader:
 def number(value: Any, path: str) -> float:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         wrong_type(value, path, "f64")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        wrong_shape(path, "number out of range", "the largest float64 is about 1.8e308")
 
 
 def flag(value: Any, path: str) -> bool:

@@ -308,3 +308,21 @@ def test_a_model_on_the_device_learns_alike():
 def test_options_are_checked(options):
     with pytest.raises(OptionError, match=f"^{next(iter(options))} is .*\nhint: "):
         corrected(DECODE, **options)
+
+
+def test_sizes_and_bounds_that_nothing_can_hold_are_refused(embedded_cell):
+    model = fpmjax.direct(embedded_cell)
+    cases = [
+        {"max_observations": 2**40},
+        {"factor_bounds": (0.5, 10**400)},
+        {"max_batch_size": 2**70},
+    ]
+    for options in cases:
+        with pytest.raises(fpmjax.OptionError, match=f"{next(iter(options))} is "):
+            fpmjax.corrected(model, **options)
+    for other in (5, None, embedded_cell):
+        with pytest.raises(fpmjax.FpmError, match="corrected takes a model, not a") as caught:
+            fpmjax.corrected(other)
+        assert caught.value.code == "not_a_model"
+    with pytest.raises(fpmjax.OptionError, match="ffn_token_weight"):
+        fpmjax.regression(role="decode", ffn_token_weight=10**400)

@@ -15,6 +15,7 @@ from fpmjax.models.regression import Regression
 from fpmjax.observe.observations import Observations
 from fpmjax.observe.observations import _nested as nested
 from fpmjax.observe.observations import _parse_each as parse_each
+from fpmjax.status import Status
 
 
 def learn(model: Any, iterations: Any) -> Any:
@@ -35,7 +36,9 @@ def learn(model: Any, iterations: Any) -> Any:
     if not len(observed):
         return model
     if isinstance(model, Corrected):
-        estimate(model.model, observed.work)  # raises where there is nothing to compare with
+        native = estimate(model.model, observed.work, check=False)
+        if ((native.status > Status.IDLE) & (native.status != Status.NOT_READY)).any():
+            estimate(model.model, observed.work)  # raises: there is nothing to compare with, and never will be
     return model.update(observed)
 
 

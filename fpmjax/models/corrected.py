@@ -21,7 +21,7 @@ import numpy as np
 
 from fpmjax._jax import pytree, require_x64, x64
 from fpmjax.answer import Correction, Estimate
-from fpmjax.errors import OptionError
+from fpmjax.errors import FpmError, OptionError
 from fpmjax.estimate import estimate
 from fpmjax.iteration import OK
 from fpmjax.metrics import show
@@ -31,6 +31,9 @@ from fpmjax.observe.retain import CELL_LIMIT, repeat
 from fpmjax.status import Status
 from fpmjax.work import Array, Work
 
+MOST_OBSERVATIONS = 2**20  # rows kept per store; more says nothing about an engine as it is now
+LARGEST_BOX = 2**45  # beyond what the ranks of any engine can count together
+LARGEST_FLOAT = float(np.finfo(np.float64).max)
 FEW = 64  # rows up to which a plain loop beats dispatching compiled code
 CHUNK = 1 << 12  # rows of one compiled update; the last chunk is padded, the padding is not run through
 FIXED, LOCAL, HYBRID = POLICIES = ("fixed", "dynamic_local", "hybrid")
@@ -65,10 +68,15 @@ def corrected(
 
     Raises OptionError for a value outside its range.
     """
+    if not hasattr(model, "composition"):
+        raise FpmError(
+            f"corrected takes a model, not a {type(model).__name__}\nhint: e.g. corrected(direct(cell), observations)",
+            code="not_a_model",
+        )
     check_options(policy, min_observations, bins, max_observations, factor_bounds)
     sizes = {"max_num_tokens": max_num_tokens, "max_batch_size": max_batch_size, "max_kv_tokens": max_kv_tokens}
     for name, size in sizes.items():
-        require(is_count(size), name, size, "an integer of at least 1")
+        require(is_count(size) and size <= LARGEST_BOX, name, size, f"an integer of 1 to {LARGEST_BOX:,}")
     line, plane = (math.prod(bins), 1), (int(bins[0]), int(bins[1]))
     boxes = (max_num_tokens, 0), (max_batch_size, max_kv_tokens), (max_num_tokens, max_kv_tokens)
     grids = tuple(zip((line, plane, plane), boxes, strict=True))
@@ -282,7 +290,8 @@ filed_in_bulk = jax.jit(partial(filed, jnp))
 def check_options(policy: Any, min_observations: Any, bins: Any, max_observations: Any, factor_bounds: Any) -> None:
     require(policy in POLICIES, "policy", policy, f"one of {', '.join(POLICIES)}")
     require(is_count(min_observations), "min_observations", min_observations, "an integer of at least 1")
-    require(is_count(max_observations), "max_observations", max_observations, "an integer of at least 1")
+    bounded = is_count(max_observations) and max_observations <= MOST_OBSERVATIONS
+    require(bounded, "max_observations", max_observations, f"an integer of 1 to {MOST_OBSERVATIONS:,}")
     enough = f"at most max_observations, which is {max_observations}"
     require(min_observations <= max_observations, "min_observations", min_observations, enough)
     pair = isinstance(bins, (tuple, list)) and len(bins) == 2 and all(map(is_count, bins))
@@ -299,7 +308,8 @@ def is_count(value: Any) -> bool:
 
 
 def is_number(value: Any) -> bool:
-    return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
+    """A finite real number that a float64 holds; integers beyond it are none."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool) and abs(value) <= LARGEST_FLOAT
 
 
 def require(holds: bool, name: str, value: Any, words: str) -> None:

@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from fpmjax._jax import pytree, require_x64
 from fpmjax.answer import Estimate, Parts
@@ -83,13 +82,13 @@ class Direct:
         prefill, decode = has_prefill(asked), has_decode(asked)
         prefill_ms = decode_ms = baseline_ms = on_prefill = on_decode = None
         if decode is not None:
-            decode_ms, on_decode = stored(evidence, look_up_decode(self.decode, asked.decode_requests, asked.decode_kv))
+            decode_ms, on_decode = look_up_decode(self.decode, asked.decode_requests, asked.decode_kv)
         if prefill is not None:
-            answer = look_up_prefill(self.prefill, asked.prefill_requests, asked.prefill_tokens, asked.prefill_kv)
-            prefill_ms, on_prefill = stored(evidence, answer)
+            prefill_ms, on_prefill = look_up_prefill(
+                self.prefill, asked.prefill_requests, asked.prefill_tokens, asked.prefill_kv
+            )
             if on_decode is not None:
                 baseline_ms = decode_baseline(self.decode, on_decode)
-                prefill_ms = stored(True, prefill_ms)  # `compose` reads it for the time and for the status
         found = Lookups(prefill_ms, decode_ms, baseline_ms, *self._missing(jnp))
         ms, rank_status = compose(jnp, asked, status, found)
         parts = None
@@ -236,11 +235,6 @@ class Direct:
         busy = (prefill | decode).reshape(shape)
         earlier = xp.cumsum(busy.astype(np.int32), axis=-1) > 1
         return xp.where((prefill & decode) | (busy & earlier).reshape(status.shape), INVALID, status)
-
-
-def stored(needed: bool, x):
-    """x, kept in memory where several outputs are made of it: XLA would compute it once for each of them."""
-    return lax.optimization_barrier(x) if needed else x
 
 
 def flat_counts(work: Work) -> Work:

@@ -10,30 +10,32 @@ from typing import Any, NoReturn
 import numpy as np
 
 from fpmjax.errors import OptionError
+from fpmjax.metrics import show
 from fpmjax.models.learner import FIRST_SEARCH, Learner, Rules
 from fpmjax.observe.features import AXES, ROLES
 from fpmjax.observe.retain import CELL_LIMIT, Grid
 
 DEFAULT_AXES = ("attention", "moe")
 LARGEST = 2**31 - 1
+LARGEST_FLOAT = float(np.finfo(np.float64).max)
 SLOTS, RING = 64, 16  # smallest padded sizes, so that small capacities and windows share compiled code
 
 
 def bad(name: str, value: Any, words: str, hint: str) -> NoReturn:
-    raise OptionError(f"{name}={value!r} {words}\nhint: {hint}", code=name)
+    raise OptionError(f"{name}={show(value)} {words}\nhint: {hint}", code=name)
 
 
 def whole(name: str, value: Any, least: int = 1) -> int:
     """An integer option of at least `least`."""
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)) or not least <= value <= LARGEST:
-        bad(name, value, f"must be an integer of at least {least}", "give a whole number")
+        bad(name, value, f"must be an integer of {least} to {LARGEST}", "give a whole number")
     return int(value)
 
 
 def number(name: str, value: Any, *, positive: bool = False) -> float:
     """A finite option of at least zero, or above it."""
     real = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, (bool, np.bool_))
-    if not real or not math.isfinite(value) or value < 0 or (positive and value == 0):
+    if not real or not 0 <= value <= LARGEST_FLOAT or (positive and value == 0):
         bad(name, value, f"must be finite and {'positive' if positive else 'nonnegative'}", "give a number such as 1.0")
     return float(value)
 
