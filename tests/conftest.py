@@ -14,8 +14,8 @@ from fpmjax.data import embedded_table
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
-# The same examples on every machine; a slow machine is no failure.
-settings.register_profile("fpmjax", deadline=None, derandomize=True, print_blob=True)
+# The same examples on every machine, few enough for five minutes on two cores; a slow machine is no failure.
+settings.register_profile("fpmjax", deadline=None, derandomize=True, print_blob=True, max_examples=40)
 settings.load_profile("fpmjax")
 
 
