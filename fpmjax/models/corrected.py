@@ -33,7 +33,6 @@ from fpmjax.work import Array, Work
 
 MOST_OBSERVATIONS = 2**20  # rows kept per store; more says nothing about an engine as it is now
 LARGEST_BOX = 2**45  # beyond what the ranks of any engine can count together
-LARGEST_FLOAT = float(np.finfo(np.float64).max)
 FEW = 64  # rows up to which a plain loop beats dispatching compiled code
 CHUNK = 1 << 12  # rows of one compiled update; the last chunk is padded, the padding is not run through
 FIXED, LOCAL, HYBRID = POLICIES = ("fixed", "dynamic_local", "hybrid")
@@ -309,7 +308,12 @@ def is_count(value: Any) -> bool:
 
 def is_number(value: Any) -> bool:
     """A finite real number that a float64 holds; integers beyond it are none."""
-    return isinstance(value, numbers.Real) and not isinstance(value, bool) and abs(value) <= LARGEST_FLOAT
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(float(value))
+    except OverflowError:
+        return False
 
 
 def require(holds: bool, name: str, value: Any, words: str) -> None:
