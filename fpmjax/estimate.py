@@ -23,7 +23,7 @@ from jax.core import Tracer
 from fpmjax._jax import own_scope
 from fpmjax.answer import Estimate, SpeculativeEstimate, no_evidence
 from fpmjax.errors import FpmError, MetricsError, SpeculationError
-from fpmjax.iteration import shape_of
+from fpmjax.iteration import PHASES, shape_of
 from fpmjax.refusal import raise_first_refusal
 from fpmjax.rule import PUBLISHED, SpeculativeRule
 from fpmjax.speculative import (
@@ -135,10 +135,11 @@ def check_arguments(model: Any, work: Any, rule: Any) -> None:
 def only_what_is_there(work: Work, *, needs_lists: bool, model: Any) -> Work:
     """The work without phases that no query has, and without what the model does not read."""
     fields: dict[str, Any] = {name: getattr(work, name) for name in COUNTS}
-    if not any(present(fields[name]) for name in COUNTS[:3]):
-        fields |= dict.fromkeys(COUNTS[:3])
-    if not any(present(fields[name]) for name in COUNTS[3:]) and fields["prefill_tokens"] is not None:
-        fields |= dict.fromkeys(COUNTS[3:])
+    prefill, decode = PHASES
+    if not any(present(fields[name]) for name in prefill):
+        fields |= dict.fromkeys(prefill)
+    if not any(present(fields[name]) for name in decode) and fields["prefill_tokens"] is not None:
+        fields |= dict.fromkeys(decode)
     reads = getattr(model, "reads", ())
     for name in ("prefill_length_var", "decode_kv_var"):
         fields[name] = getattr(work, name) if "variance" in reads else None

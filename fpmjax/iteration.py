@@ -17,9 +17,7 @@ from fpmjax.status import Status
 from fpmjax.work import COUNTS, PAIRS, Array, Work
 
 OK, IDLE, INVALID, OVERFLOW = (np.int8(s) for s in (Status.OK, Status.IDLE, Status.INVALID_WORK, Status.COUNT_OVERFLOW))
-
-
-PHASES = (COUNTS[:3], COUNTS[3:])
+PHASES = (COUNTS[:3], COUNTS[3:])  # the fields of prefill, those of decode
 
 
 class Lookups(NamedTuple):

@@ -13,7 +13,7 @@ from fpmjax.errors import CoverageError
 from fpmjax.metrics import U32_MAX
 from fpmjax.speculative import check_range, widen
 from fpmjax.status import Status
-from fpmjax.work import COUNTS, Work
+from fpmjax.work import COUNTS, PAIRS, Work
 
 SHORTER_DRAFTS = 32  # shorter draft lengths that a hint looks through
 
@@ -96,9 +96,7 @@ def describe(reason: Status, asked: Work, depth: int | None) -> str:
         if reason is Status.COUNT_OVERFLOW and requests[rank] > U32_MAX // ((depth or 0) + 1):
             return f"{said(rank, COUNTS[3:4])}; draft_length={depth} makes {(depth or 0) + 1} rows of each request"
         if reason is Status.INVALID_WORK and any(
-            counts[total][rank] and not counts[of][rank]
-            for of, total in (COUNTS[0:2], COUNTS[0:3:2], COUNTS[3:5])
-            if total in counts and of in counts
+            counts[total][rank] and not counts[of][rank] for of, total, _ in PAIRS if total in counts and of in counts
         ):
             return said(rank, COUNTS)
     return reason.sentence

@@ -18,6 +18,19 @@ COLUMNS = (
     "sum_decode_kv_tokens",
 )
 
+# Recorded groups of the regression; the rest of the file is the correction.
+GROUPS = (
+    "linear_default",
+    "eviction",
+    "eviction_default_grid",
+    "feature_axes",
+    "lazy",
+    "low_min",
+    "hand",
+    "widened",
+    "spline",
+)
+
 
 def recorded(*groups: str) -> list[dict]:
     """The recorded streams of some groups, their iterations as lists of rank dicts."""

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from asking import DETAIL, SPECULATIVE, decode, facade, prefill, records
 from configs import FIT, LOOKUP, fit, merged
-from streams import rank_dict, recorded
+from streams import GROUPS, rank_dict, recorded
 from table_pairs import refusal
 
 from fpmjax.answer import Estimate
@@ -20,17 +20,6 @@ from fpmjax.schema import resolve
 from fpmjax.status import Status
 from fpmjax.work import COUNTS, Work
 
-GROUPS = (
-    "linear_default",
-    "eviction",
-    "eviction_default_grid",
-    "feature_axes",
-    "lazy",
-    "low_min",
-    "hand",
-    "widened",
-    "spline",
-)
 COLD = {"latency_ms": None, "native_latency_ms": None, "correction_factor": None, "max_rank": None, "ranks": []}
 IDLE = COLD | {"latency_ms": 0.0}
 

@@ -11,25 +11,13 @@ from asking import SURFACE, decode, forbid_compiling, prefill, records, refusal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.regression_ref import RegressionModel
-from streams import decode_stream, options_of, random_stream, recorded
+from streams import GROUPS, decode_stream, options_of, random_stream, recorded
 
 from fpmjax import Observations, Work, estimate
 from fpmjax.errors import CoverageError, MetricsError, OptionError
 from fpmjax.models.regression import regression
 from fpmjax.models.settings import ErrorThreshold, Knots
 from fpmjax.status import Status
-
-GROUPS = (
-    "linear_default",
-    "eviction",
-    "eviction_default_grid",
-    "feature_axes",
-    "lazy",
-    "low_min",
-    "hand",
-    "widened",
-    "spline",
-)
 
 
 def shown(model) -> list[list]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from fpmjax.cli.output import note
 from fpmjax.errors import CellNotFoundError, FpmError
+from fpmjax.metrics import U32_MAX
 from fpmjax.tables.policy import FAKE_KV_CHOICES
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from fpmjax.tables.identity import Identity
 
 UNEQUAL, BAD_INPUT, NOT_COVERED = 1, 2, 3  # exit codes beside 0
-U32_MAX = 2**32 - 1
 MOST_VALUES = 1_000_000  # in one list, and queries in one product: what a terminal or one JSON document can carry
 EMBEDDED = "embedded"
 SAVED, ARCHIVE = ".npz", b"PK\x03\x04"  # the suffix and the first bytes of a saved model

@@ -13,8 +13,8 @@ from jax import lax
 
 from fpmjax._jax import pytree
 from fpmjax.answer import Array
+from fpmjax.metrics import U32_MAX
 
-U32_MAX = 2**32 - 1
 MANTISSA_BITS = (6, 9, 12)  # the few table sizes in use, so that different tables share compiled code
 STEPS = 2  # comparisons that are still cheaper than a larger bucket table (benchmarks/lookup.py)
 

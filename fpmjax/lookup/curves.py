@@ -13,7 +13,7 @@ import numpy as np
 
 from fpmjax._jax import pytree
 from fpmjax.answer import Array
-from fpmjax.lookup.axis import U32_MAX
+from fpmjax.metrics import U32_MAX
 
 
 class Curve(NamedTuple):
@@ -71,11 +71,15 @@ def join(curves: list[Curve], latency_ms: np.ndarray, row: np.ndarray) -> tuple[
     ), head
 
 
-def read_positions(curves: list[Curve], head: np.ndarray, q: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """For each curve and coordinate: the knot at or below (int32), and whether the curve covers it (bool)."""
+def knots_at(curves: list[Curve], head: np.ndarray, q: np.ndarray) -> np.ndarray:
+    """For each curve and coordinate the knot at or below, int32 [curves, q]; one of its own where it does not cover."""
     knot = np.zeros((len(curves), q.size), np.int32)
-    covers = np.zeros((len(curves), q.size), bool)
     for i, curve in enumerate(curves):
         knot[i] = head[i] + np.maximum(np.searchsorted(curve.x, q, "right") - 1, 0)
-        covers[i] = (q >= curve.x[0]) & (q <= curve.x[-1])
-    return knot, covers
+    return knot
+
+
+def covering(curves: list[Curve], q: np.ndarray) -> np.ndarray:
+    """For each curve and coordinate whether it covers, bool [curves, q]."""
+    starts, ends = (np.array([c.x[i] for c in curves], np.int64)[:, None] for i in (0, -1))
+    return (q >= starts) & (q <= ends)

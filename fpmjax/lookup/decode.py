@@ -20,7 +20,7 @@ from fpmjax._jax import pytree
 from fpmjax.answer import Array
 from fpmjax.errors import TableError
 from fpmjax.lookup.axis import Axis, cell_begins, compile_axis
-from fpmjax.lookup.curves import Knots, curves_by, join, read_positions
+from fpmjax.lookup.curves import Knots, covering, curves_by, join, knots_at
 
 if TYPE_CHECKING:
     from fpmjax.tables.cell import Points
@@ -66,11 +66,12 @@ def compile_decode(points: Points) -> DecodeTable:
     changes = np.unique(np.concatenate([[0], starts, ends + 1]))  # coverage changes at the ends of curves only
     check_size("decode", len(curves) * max(len(begins), len(changes)))
     knots, head = join(curves, points.latency_ms, points.row)
-    sets = (changes >= starts[:, None]) & (changes <= ends[:, None])
+    sets = covering(curves, changes)
     of_batch, pairs = choose_curves(np.array([c.at for c in curves], np.int64), sets)
     check_size("decode", len(pairs) * len(begins))
-    position, _ = read_positions(curves, head, begins)
-    position = np.concatenate([position, np.full((1, len(begins)), -1, np.int32)])  # curve number -1 refuses
+    position = np.concatenate(
+        [knots_at(curves, head, begins), np.full((1, len(begins)), -1, np.int32)]
+    )  # curve number -1 refuses
     which = np.searchsorted(changes, begins, "right") - 1
     lo, hi = np.empty((2, len(pairs), len(begins)), np.int32)
     every = np.arange(len(begins))
@@ -129,8 +130,8 @@ def choose_curves(batches: np.ndarray, sets: np.ndarray) -> tuple[np.ndarray, li
     for b in block.tolist():
         near = np.arange(first[b], last[b])
         distance = np.abs(own_log[near] - log[b])
-        near = near[np.argsort(distance, kind="stable")]  # nearest first, ties: smaller batch
-        near = near[(np.abs(own_log[near] - log[b]) <= OCTAVES) & (batches[near] != b)]
+        allowed = (distance <= OCTAVES) & (batches[near] != b)
+        near = near[allowed][np.argsort(distance[allowed], kind="stable")]  # nearest first, ties: smaller batch
         pair = cross(sets, int(middle[b]), near)
         if measured[b]:
             pair = np.where(sets[middle[b]][:, None], middle[b], pair)

@@ -20,7 +20,7 @@ import numpy as np
 from fpmjax._jax import pytree
 from fpmjax.answer import Array
 from fpmjax.lookup.axis import Axis, cell_begins, compile_axis
-from fpmjax.lookup.curves import Curve, Knots, curves_by, join, read_positions
+from fpmjax.lookup.curves import Curve, Knots, covering, curves_by, join, knots_at
 from fpmjax.lookup.decode import check_batch, check_size
 
 if TYPE_CHECKING:
@@ -114,8 +114,8 @@ def local_cells(axis: Axis, measured: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 def choose(token, token_head, across, across_head, t: np.ndarray, k: np.ndarray) -> np.ndarray:
     """Knots (lo, hi) for each token cell and KV cell of one batch, int32 [t, k, 2], -1 where refused."""
-    own, token_first = two_sided(*read_positions(token, token_head, t), np.array([c.at for c in token]), k)
-    _, kv_first = two_sided(*read_positions(across, across_head, k), np.array([c.at for c in across]), t)
+    own, token_first = two_sided(knots_at(token, token_head, t), covering(token, t), np.array([c.at for c in token]), k)
+    _, kv_first = two_sided(knots_at(across, across_head, k), covering(across, k), np.array([c.at for c in across]), t)
     kv_first = kv_first.swapaxes(0, 1)
     return np.where(own >= 0, own, np.where(token_first >= 0, token_first, kv_first))
 
@@ -123,7 +123,7 @@ def choose(token, token_head, across, across_head, t: np.ndarray, k: np.ndarray)
 def two_sided(knot: np.ndarray, covers: np.ndarray, at: np.ndarray, across: np.ndarray):
     """Curves that answer q at each value across curves, as knots.
 
-    knot, covers: [curves, q] as `read_positions` gives them; at: [curves] ascending; across: [a].
+    knot, covers: [curves, q] as `knots_at` and `covering` give them; at: [curves] ascending; across: [a].
     Returns the value's own curve where it covers, and the nearest covering curves on both sides, each
     int32 [q, a, 2] with -1 where there is none.
     """
