@@ -588,3 +588,22 @@ def assert_same(a: Observations, b: Observations) -> None:
     for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
         assert x.dtype == y.dtype and x.shape == y.shape
         assert x.tobytes() == y.tobytes()
+
+
+# --- progress ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz"])
+def test_progress_goes_from_the_first_bytes_to_all_of_them(suffix, tmp_path, monkeypatch):
+    paths = [write(tmp_path / f"a.p.{i:06}{suffix}", [row(k + 9999 * i) for k in range(2000)]) for i in range(2)]
+    paths.append(Path(shutil.copy(CASES / "benchmark_results.json", tmp_path)))
+    total = sum(path.stat().st_size for path in paths)
+    told: list[tuple[int, int]] = []
+    monkeypatch.setattr("fpmjax.observe.segments.EVERY_SECONDS", 0.0)
+    observations = read(paths, progress=lambda *bytes_: told.append(bytes_), mixed_timing=True)
+    done = [read_bytes for read_bytes, _ in told]
+    assert {of for _, of in told} == {total} and done == sorted(done) and done[-1] == total and len(told) > 3
+    told.clear()
+    monkeypatch.setattr("fpmjax.observe.segments.EVERY_SECONDS", 3600.0)
+    assert_same(read(paths, progress=lambda *bytes_: told.append(bytes_), mixed_timing=True), observations)
+    assert len(told) == 2 and told[-1] == (total, total)

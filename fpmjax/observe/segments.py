@@ -11,8 +11,9 @@ import glob
 import json
 import os
 import re
+import time
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, NoReturn
@@ -24,6 +25,7 @@ PROBE = "_worker_probe.json"  # written beside an artifact, not one
 CHUNK = 1 << 18
 LONGEST_LINE = 1 << 26
 GZIP = b"\x1f\x8b"
+EVERY_SECONDS = 0.25  # between two calls of a progress function
 
 
 class Truncated(Exception):
@@ -45,6 +47,37 @@ class Source:
     @property
     def is_artifact(self) -> bool:
         return self.path.suffix == ".json"
+
+
+class Progress:
+    """Tells `call(bytes read, bytes in all)`, as they lie on disk, a few times a second and once at the end."""
+
+    def __init__(self, call: Callable[[int, int], None] | None, sources: Iterable[Source]):
+        self.call = call
+        self.sizes = {source.path: _size(source.path) for source in sources} if call else {}
+        self.total = sum(self.sizes.values())
+        self.before = 0  # bytes of the files that are done
+        self.due = 0.0
+
+    def at(self, position: int) -> None:
+        """So far into the present file."""
+        if self.call and (now := time.monotonic()) >= self.due:
+            self.due = now + EVERY_SECONDS
+            self.call(min(self.before + position, self.total), self.total)  # a file may grow meanwhile
+
+    def done(self, path: Path) -> None:
+        self.before += self.sizes.get(path, 0)
+
+    def end(self) -> None:
+        if self.call:
+            self.call(self.total, self.total)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:  # whoever opens it says why
+        return 0
 
 
 def refuse(code: str, message: str, hint: str) -> NoReturn:
@@ -105,9 +138,10 @@ def _source(path: Path) -> Source:
     return Source(path, (str(path.parent / parts["prefix"]), parts["producer"]), int(parts["index"]))
 
 
-def read_lines(path: Path) -> Iterator[tuple[int, list[bytes]]]:
+def read_lines(path: Path, at: Callable[[int], None] = lambda position: None) -> Iterator[tuple[int, list[bytes]]]:
     """Blocks of whole lines without their newline, each with the number of its first line.
 
+    at: told before each block how many bytes of the file were read.
     Raises Truncated after the last whole line where the file is cut; TraceError `file`, `gzip` or `long_line`.
     """
     number, tail = 1, b""
@@ -122,6 +156,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, list[bytes]]]:
                     cut, block = error, b""
                 if not block:
                     break
+                at(stream.tell())
                 lines = (tail + block).split(b"\n")
                 tail = lines.pop()
                 if len(tail) > LONGEST_LINE:

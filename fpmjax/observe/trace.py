@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from fpmjax.observe.joining import Records, iterations_of
 from fpmjax.observe.observations import MIXED, UNSPECIFIED, Observations, with_report
 from fpmjax.observe.record import Rejected, Row, Stream
 from fpmjax.observe.rows import RowReader
-from fpmjax.observe.segments import Source, Truncated, find, read_lines, refuse
+from fpmjax.observe.segments import Progress, Source, Truncated, find, read_lines, refuse
 
 # Every outcome of a line, in the order of the report.
 OUTCOMES = (
@@ -51,6 +51,7 @@ def read_trace(
     tolerance_ms: float | None = None,
     skip_first: int = 0,
     mixed_timing: bool = False,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Observations:
     """Observations from trace segments (`.jsonl`, `.jsonl.gz`), self-benchmark artifacts (`.json`), globs and folders.
 
@@ -63,6 +64,7 @@ def read_trace(
                   that are each other's nearest in time and lie within `tolerance_ms`; others are `unmatched`.
     skip_first:   leave out the first iterations of every worker, and again after each of its restarts (warm-up).
     mixed_timing: allow records of different clocks in one store; its timing is then "mixed".
+    progress:     called as progress(bytes read, bytes in all), a few times a second at most, and once at the end.
 
     Iterations come in the order of (time observed, counter), those of artifacts after them.  Wall times are the
     recorded seconds x 1000.0; KV counts are kept as recorded.
@@ -87,18 +89,21 @@ def read_trace(
         )
     _check_options(group, tolerance_ms, skip_first)
     sources = find(paths)
-    reading = _Reading(strict, component)
+    reading, told = _Reading(strict, component), Progress(progress, sources)
     artifacts: dict[str, Observations] = {}
     seen: dict[str, str] = {}
     for source in sources:
         if not source.is_artifact:
-            reading.read(source)
+            reading.read(source, told)
+            told.done(source.path)
             continue
         observations, run = read_artifact(source.path)
         if (first := seen.setdefault(run, str(source.path))) != str(source.path):
             reading.warnings.append(f"{source.path}: the same groups as in {first}; read once")
         else:
             artifacts[first] = observations
+        told.done(source.path)
+    told.end()
     records = reading.records()
     traced, counts = iterations_of(records, group, tolerance_ms, skip_first)
     report = reading.report(records) | counts
@@ -157,12 +162,12 @@ class _Reading:
             }.items()
         }
 
-    def read(self, source: Source) -> None:
+    def read(self, source: Source, progress: Progress) -> None:
         """All lines of one file."""
         self.files.append(str(source.path))
         file = len(self.files) - 1
         try:
-            for first, block in read_lines(source.path):
+            for first, block in read_lines(source.path, progress.at):
                 self.lines += len(block)
                 for number, line in enumerate(block, first):
                     line = line.strip(b" \t\r")
