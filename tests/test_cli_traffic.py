@@ -166,7 +166,9 @@ def test_blocks_change_nothing(fpm, monkeypatch):
 def test_progress_is_shown_to_a_terminal_only(fpm, monkeypatch, capsys):
     assert fpm(*COVER, "-", stdin=lines(rank(1, 9))).err == ""
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    assert "\r1 iterations" in fpm(*COVER, "-", stdin=lines(rank(1, 9))).err
+    monkeypatch.setattr("fpmjax.progress.DELAY", 0)
+    monkeypatch.setenv("TERM", "xterm")
+    assert "\rtraffic: 1 iterations" in fpm(*COVER, "-", stdin=lines(rank(1, 9))).err
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -13,9 +12,10 @@ import numpy as np
 from fpmjax import __version__
 from fpmjax.cli import study
 from fpmjax.cli.arguments import BAD_INPUT, NOT_COVERED, UsageError, add_command, add_table, counts, open_cell
-from fpmjax.cli.output import ALL_IDLE, aligned, fake_kv_rows, note, percent, print_json, tell, wrapped
+from fpmjax.cli.output import ALL_IDLE, aligned, fake_kv_rows, note, percent, print_json, wrapped
 from fpmjax.cli.queries import Asked, explain
 from fpmjax.cli.traffic import Block, read_traffic
+from fpmjax.progress import Progress
 
 if TYPE_CHECKING:
     from fpmjax.tables.cell import Cell
@@ -110,15 +110,13 @@ def verdict(tallies: list[Tally]) -> int:
 
 
 def progress(blocks: Iterable[Block]) -> Iterable[Block]:
-    """The blocks, counted on stderr where a person is watching."""
-    seen, watched = 0, sys.stderr is not None and sys.stderr.isatty()
-    for block in blocks:
-        yield block
-        seen += len(block.place)
-        if watched:
-            tell(f"\r{seen:,} iterations", end="")
-    if watched:
-        tell("\r" + " " * 40 + "\r", end="")
+    """The blocks, counted on stderr where a person is watching a long file."""
+    seen = 0
+    with Progress("traffic", unit="iterations") as bar:
+        for block in blocks:
+            yield block
+            seen += len(block.place)
+            bar(seen)
 
 
 def add_block(tally: Tally, model: Any, block: Block) -> None:
