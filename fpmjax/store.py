@@ -1,8 +1,8 @@
-"""Models in files: one NPZ with a JSON manifest, every bit as it was, nothing that runs on loading.
+"""Models in files: one NPZ or Parquet file with a JSON manifest, every bit as it was, nothing that runs on loading.
 
-    manifest.npy   UTF-8 JSON: format, version, package, the tree of fields and static options, dtypes and shapes
-    a0.npy ...     the arrays, in the order of the tree
-    digest.npy     SHA-256 of the members before it, byte for byte
+    manifest   UTF-8 JSON: format, version, package, the tree of fields and static options, dtypes and shapes
+    a0 ...     the arrays, in the order of the tree
+    digest     SHA-256 of the members before it, each as the bytes of an NPY file
 
 Only the kinds of `KINDS` are written and read.  The digest finds damage, not forgery: whoever can write the file can
 write the digest too, and can then make a model that answers nonsense, but nothing worse.
@@ -10,27 +10,34 @@ write the digest too, and can then make a model that answers nonsense, but nothi
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import importlib
-import io
 import json
-import math
 import os
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import jax
 import numpy as np
 
-from fpmjax.errors import ModelFileError
 from fpmjax.integrity import fault_of
+from fpmjax.model_file import (
+    AGAIN,
+    DIGEST,
+    DTYPES,
+    FORMAT,
+    MANIFEST,
+    NPY,
+    array_of,
+    npy,
+    read_members,
+    refuse,
+    write_members,
+)
 
-FORMAT, VERSION = "fpmjax model", 1
-MANIFEST, DIGEST = "manifest.npy", "digest.npy"
+VERSION = 1
 # What a model is made of, by the module that defines it.
 KINDS = {
     "Direct": "models.direct",
@@ -54,12 +61,12 @@ KINDS = {
 }
 MODELS = ("Direct", "Regression", "Corrected")
 BESIDE = {"Direct": "cell"}  # attributes that are no fields, but that messages and coverage need
-DTYPES = {np.dtype(name).str for name in ("bool", "u1", "i1", "u4", "i4", "u8", "i8", "f8")}
 
 
 def save_model(model: Any, path: str | os.PathLike[str]) -> None:
     """Write a model to one file; an older file of that name is replaced when the new one is complete.
 
+    path: with the suffix `.parquet` a Parquet file, otherwise NPZ; `load_model` tells them apart by their content.
     model: from `direct`, `regression` or `corrected`, with its observations; also a stack of models.
 
     Raises ModelFileError: `kind` for what is none of these, `shape` for arrays that do not fit, `unwritable`.
@@ -84,11 +91,7 @@ def save_model(model: Any, path: str | os.PathLike[str]) -> None:
     text = np.frombuffer(json.dumps(manifest, ensure_ascii=False, allow_nan=False).encode(), np.uint8)
     members = {MANIFEST: npy(text), **{member(i): npy(array) for i, array in enumerate(arrays)}}
     members[DIGEST] = npy(np.frombuffer(digest_of(members.values()), np.uint8))
-    out = io.BytesIO()
-    with zipfile.ZipFile(out, "w", zipfile.ZIP_STORED) as archive:
-        for name, data in members.items():
-            archive.writestr(zipfile.ZipInfo(name), data)
-    write(Path(path), out.getvalue())
+    write_members(Path(path), members)
 
 
 def load_model(path: str | os.PathLike[str]) -> Any:
@@ -119,7 +122,7 @@ def load_model(path: str | os.PathLike[str]) -> Any:
 def encode(value: Any, arrays: list[np.ndarray]) -> Any:
     """The value as JSON; arrays are appended to `arrays` and stand there by their position."""
     if isinstance(value, (np.ndarray, np.generic, jax.Array)):
-        array = np.asarray(value)
+        array = np.asarray(value, order="C")
         if array.dtype.str not in DTYPES:
             refuse(
                 f"an array of {array.dtype} is no part of a model", "models hold numbers of 8, 32 or 64 bits", "kind"
@@ -189,28 +192,7 @@ def class_of(kind: Any) -> Any:
     return getattr(importlib.import_module(f"fpmjax.{KINDS[kind]}"), kind)
 
 
-# Files
-
-
-def read_members(path: str | os.PathLike[str]) -> dict[str, bytes]:
-    """The members of the archive; only stored ones, so that none unpacks to more than the file holds."""
-    try:
-        data = Path(path).read_bytes()
-    except OSError as error:
-        refuse(f"cannot read {path}: {error.strerror}", "give a file that save_model wrote", "unreadable")
-    try:
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            entries = archive.infolist()
-            if any(e.compress_type != zipfile.ZIP_STORED or e.file_size != e.compress_size for e in entries):
-                raise ValueError("its members are compressed")
-            if sum(e.file_size for e in entries) > len(data):
-                raise ValueError("its members overlap")
-            members = {e.filename: archive.read(e) for e in entries}
-    except (zipfile.BadZipFile, ValueError, NotImplementedError, RuntimeError, OSError, EOFError) as error:
-        refuse(f"{path} is no saved model, or a damaged one: {error}", AGAIN, "not_a_model")
-    if len(members) != len(entries) or not {MANIFEST, DIGEST} <= members.keys():
-        refuse(f"{path} is an archive, but no saved model", AGAIN, "not_a_model")
-    return members
+# Members
 
 
 def read_manifest(members: dict[str, bytes], path: Any) -> dict[str, Any]:
@@ -219,7 +201,7 @@ def read_manifest(members: dict[str, bytes], path: Any) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         refuse(f"the manifest of {path} cannot be read: {error}", AGAIN, "not_a_model")
     if not isinstance(manifest, Mapping) or manifest.get("format") != FORMAT:
-        refuse(f"{path} is an archive, but no saved model", AGAIN, "not_a_model")
+        refuse(f"{path} holds arrays, but no saved model", AGAIN, "not_a_model")
     if manifest.get("version") != VERSION:
         what = f"{path} has version {manifest.get('version')!r} of the format, but this package reads {VERSION}"
         refuse(what, written_by(manifest), "version")
@@ -243,32 +225,8 @@ def read_arrays(members: dict[str, bytes], manifest: dict[str, Any], path: Any) 
     return arrays
 
 
-AGAIN = "copy or save it again; files are not repaired"
-
-
 def member(i: int) -> str:
-    return f"a{i}.npy"
-
-
-def npy(array: np.ndarray) -> bytes:
-    out = io.BytesIO()
-    np.lib.format.write_array(out, array, version=(1, 0), allow_pickle=False)
-    return out.getvalue()
-
-
-def array_of(data: bytes) -> np.ndarray:
-    """The array of an NPY member, read only; ValueError unless it is plain numbers and exactly as long as it says."""
-    file = io.BytesIO(data)
-    if np.lib.format.read_magic(file) != (1, 0):
-        raise ValueError("unknown version of the array format")
-    shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
-    if dtype.str not in DTYPES:
-        raise ValueError(f"an array of {dtype} is no part of a model")
-    if math.prod(shape) * dtype.itemsize != len(data) - file.tell():
-        raise ValueError(f"an array of shape {shape} is {len(data) - file.tell()} bytes long")
-    array = np.frombuffer(data, dtype, offset=file.tell()).copy()
-    array.flags.writeable = False
-    return array.reshape(shape, order="F" if fortran else "C")
+    return f"a{i}{NPY}"
 
 
 def digest_of(members: Any) -> bytes:
@@ -278,30 +236,5 @@ def digest_of(members: Any) -> bytes:
     return digest.digest()
 
 
-def write(path: Path, data: bytes) -> None:
-    """Under a temporary name first, made durable, then renamed."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        with open(partial, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except OSError as error:
-        refuse(f"cannot write {path}: {error.strerror}", "name a file in a writable folder that exists", "unwritable")
-    finally:
-        partial.unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # the rename itself, where the file system can
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-
-
 def written_by(manifest: Mapping[str, Any]) -> str:
     return f"it was written by fpmjax {manifest.get('package')!r}; load it there, or fit the model again"
-
-
-def refuse(what: str, hint: str, code: str) -> NoReturn:
-    raise ModelFileError(f"{what}\nhint: {hint}", code=code)

@@ -23,12 +23,13 @@ import fpmjax
 from fpmjax.errors import ModelFileError
 from fpmjax.estimate import estimate
 from fpmjax.facade import ForwardPassPerfModel
+from fpmjax.model_file import DIGEST, MANIFEST, array_of, npy, read_members, write_members
 from fpmjax.models.corrected import corrected
 from fpmjax.models.direct import direct
 from fpmjax.models.regression import regression, stack
 from fpmjax.models.settings import ErrorThreshold, Knots
 from fpmjax.observe.observations import Observations
-from fpmjax.store import DIGEST, MANIFEST, array_of, digest_of, load_model, npy, save_model
+from fpmjax.store import digest_of, load_model, save_model
 from fpmjax.work import Work
 
 TABLE = direct(cell_of([*surface([1, 2, 4, 8], [0, 1024, 4096]), ("prefill", 1, 64, 0, 2.0)], cell_ids=("a", "b")))
@@ -59,8 +60,13 @@ MODELS = {
 }
 
 
+@pytest.fixture(params=["npz", "parquet"])
+def path(request, tmp_path) -> Path:
+    return tmp_path / f"model.{request.param}"
+
+
 @pytest.fixture
-def path(tmp_path) -> Path:
+def npz(tmp_path) -> Path:
     return tmp_path / "model.npz"
 
 
@@ -122,9 +128,9 @@ def test_the_table_behind_a_model_comes_back(path):
     assert facade.estimate_forward_pass_time_ms(decode(4, 1024)) == 5.0
 
 
-def test_the_file_is_an_ordinary_npz_without_objects(path):
-    save_model(TABLE, path)
-    with np.load(path, allow_pickle=False) as arrays:
+def test_the_file_is_an_ordinary_npz_without_objects(npz):
+    save_model(TABLE, npz)
+    with np.load(npz, allow_pickle=False) as arrays:
         manifest = json.loads(arrays["manifest"].tobytes())
         assert len(arrays.files) == len(manifest["arrays"]) + 2
         assert [arrays[f"a{i}"].dtype.str for i in range(len(manifest["arrays"]))] == [
@@ -165,26 +171,21 @@ def test_only_models_are_saved(path):
 # Bad files
 
 
-def parts_of(path: Path) -> dict[str, bytes]:
-    with zipfile.ZipFile(path) as archive:
-        return {name: archive.read(name) for name in archive.namelist()}
-
-
-def put_together(path: Path, parts: dict[str, bytes], compression: int = zipfile.ZIP_STORED) -> None:
-    with zipfile.ZipFile(path, "w", compression) as archive:
+def archive(path: Path, parts: dict[str, bytes], compression: int = zipfile.ZIP_STORED) -> None:
+    with zipfile.ZipFile(path, "w", compression) as file:
         for name, data in parts.items():
-            archive.writestr(name, data)
+            file.writestr(name, data)
 
 
 def forge(path: Path, change: Any) -> None:
     """Change the manifest and the arrays, and seal them again with a right digest."""
-    parts = parts_of(path)
+    parts = read_members(path)
     manifest = json.loads(array_of(parts[MANIFEST]).tobytes())
     arrays = {name: array_of(data) for name, data in parts.items() if name not in (MANIFEST, DIGEST)}
     manifest = change(manifest, arrays) or manifest
     manifest_text = np.frombuffer(json.dumps(manifest).encode(), np.uint8)
     parts = {MANIFEST: npy(manifest_text), **{name: npy(array) for name, array in arrays.items()}}
-    put_together(path, parts | {DIGEST: npy(np.frombuffer(digest_of(parts.values()), np.uint8))})
+    write_members(path, parts | {DIGEST: npy(np.frombuffer(digest_of(parts.values()), np.uint8))})
 
 
 def load_refused(path: Path) -> str:
@@ -217,53 +218,53 @@ def test_no_flipped_byte_goes_unnoticed(path):
         same(want, again)
 
 
-def test_foreign_files_are_refused(path):
-    path.write_bytes(b"not an archive at all")
-    assert load_refused(path) == "not_a_model"
-    np.savez(path, a=np.zeros(3))
-    assert load_refused(path) == "not_a_model"
-    np.savez(path, manifest=np.zeros(3, np.uint8), digest=np.zeros(32, np.uint8))
-    assert load_refused(path) == "not_a_model"
-    path.write_bytes(pickle.dumps({"model": 1}))
-    assert load_refused(path) == "not_a_model"
-    save_model(TABLE, path)
-    put_together(path, {name.replace("a", "b"): data for name, data in parts_of(path).items()})
-    assert load_refused(path) == "not_a_model"
+def test_foreign_files_are_refused(npz):
+    npz.write_bytes(b"not an archive at all")
+    assert load_refused(npz) == "not_a_model"
+    np.savez(npz, a=np.zeros(3))
+    assert load_refused(npz) == "not_a_model"
+    np.savez(npz, manifest=np.zeros(3, np.uint8), digest=np.zeros(32, np.uint8))
+    assert load_refused(npz) == "not_a_model"
+    npz.write_bytes(pickle.dumps({"model": 1}))
+    assert load_refused(npz) == "not_a_model"
+    save_model(TABLE, npz)
+    archive(npz, {name.replace("a", "b"): data for name, data in read_members(npz).items()})
+    assert load_refused(npz) == "not_a_model"
 
 
-def test_pickled_objects_are_never_read(path):
+def test_pickled_objects_are_never_read(npz):
     class Trap:
         def __reduce__(self):
             return (pytest.fail, ("a pickle was read",))
 
-    save_model(TABLE, path)
-    parts = parts_of(path)
+    save_model(TABLE, npz)
+    parts = read_members(npz)
     data = io.BytesIO()
     np.save(data, np.array([Trap()], object), allow_pickle=True)
     for name in ("a0.npy", MANIFEST, DIGEST):
-        put_together(path, parts | {name: data.getvalue()})
-        assert load_refused(path) in ("malformed", "not_a_model")
+        archive(npz, parts | {name: data.getvalue()})
+        assert load_refused(npz) in ("malformed", "not_a_model")
 
 
-def test_nothing_unpacks_to_more_than_the_file_holds(path):
-    save_model(TABLE, path)
-    parts = parts_of(path)
-    put_together(path, parts | {"a0.npy": npy(np.zeros(10**6))}, zipfile.ZIP_DEFLATED)
-    assert load_refused(path) == "not_a_model"
+def test_nothing_unpacks_to_more_than_the_file_holds(npz):
+    save_model(TABLE, npz)
+    parts = read_members(npz)
+    archive(npz, parts | {"a0.npy": npy(np.zeros(10**6))}, zipfile.ZIP_DEFLATED)
+    assert load_refused(npz) == "not_a_model"
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(header, {"descr": "<f8", "fortran_order": False, "shape": (2**40,)})
-    put_together(path, parts | {"a0.npy": header.getvalue()})
-    assert load_refused(path) == "malformed"
+    archive(npz, parts | {"a0.npy": header.getvalue()})
+    assert load_refused(npz) == "malformed"
 
 
 def test_another_digest_and_other_arrays_are_refused(path):
     save_model(TABLE, path)
-    parts = parts_of(path)
-    put_together(path, parts | {DIGEST: npy(np.zeros(32, np.uint8))})
+    parts = read_members(path)
+    write_members(path, parts | {DIGEST: npy(np.zeros(32, np.uint8))})
     assert load_refused(path) == "digest"
-    put_together(path, parts | {"a9999.npy": npy(np.zeros(3))})
+    write_members(path, parts | {"a9999.npy": npy(np.zeros(3))})
     assert load_refused(path) == "malformed"
-    put_together(path, {name: data for name, data in parts.items() if name != "a0.npy"})
+    write_members(path, {name: data for name, data in parts.items() if name != "a0.npy"})
     assert load_refused(path) == "malformed"
 
 
