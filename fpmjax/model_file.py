@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from fpmjax.errors import ModelFileError
+from fpmjax.parquet_footer import is_uncompressed
 
 FORMAT = "fpmjax model"
 MANIFEST, DIGEST = "manifest.npy", "digest.npy"
@@ -47,15 +48,16 @@ def is_model_file(path: str | os.PathLike[str]) -> bool:
             head = file.read(ENDS)
             file.seek(max(0, os.path.getsize(path) - ENDS))
             tail = file.read(ENDS)
-    except OSError:
+    except (OSError, ValueError):  # ValueError: a name with a null byte
         return False
     if head.startswith(PARQUET):
         return FORMAT.encode() in head or FORMAT.encode() in tail
     return head.startswith(ARCHIVE) or Path(path).suffix.lower() == ".npz"
 
 
-def write_members(path: Path, members: dict[str, bytes]) -> None:
+def write_members(path: str | os.PathLike[str], members: dict[str, bytes]) -> None:
     """The members in a file: Parquet by the suffix `.parquet`, else NPZ.  Raises ModelFileError `unwritable`."""
+    path = named(path, "unwritable")
     to_bytes = parquet_of if path.suffix.lower() == ".parquet" else archive_of
     write(path, to_bytes(members))
 
@@ -65,12 +67,11 @@ def read_members(path: str | os.PathLike[str]) -> dict[str, bytes]:
 
     Raises ModelFileError: `unreadable`, `not_a_model`, `malformed` (a row of Parquet that is no array).
     """
+    path = named(path, "unreadable")
     try:
-        data = Path(path).read_bytes()
+        data = path.read_bytes()
     except OSError as error:
         refuse(f"cannot read {path}: {error.strerror}", "give a file that save_model wrote", "unreadable")
-    except ValueError as error:  # a name with a null byte
-        refuse(f"cannot read {path!r}: {error}", "give a file that save_model wrote", "unreadable")
     parquet = data.startswith(PARQUET)
     members = rows_of_parquet(data, path) if parquet else members_of_archive(data, path)
     if not {MANIFEST, DIGEST} <= members.keys():
@@ -132,7 +133,7 @@ def parquet_of(members: dict[str, bytes]) -> bytes:
     table = pa.table([pa.array(c, t) for c, t in zip(columns, types, strict=True)], schema=schema)
     out = io.BytesIO()
     # A page a row: several long ones would overflow it.  Statistics would repeat whole arrays.
-    plain = {"compression": "NONE", "use_dictionary": False, "write_statistics": False, "store_schema": False}
+    plain = {"compression": "NONE", "use_dictionary": False, "write_statistics": False}
     pq.write_table(table, out, write_batch_size=1, **plain)
     return out.getvalue()
 
@@ -164,13 +165,10 @@ def plain_rows(data: bytes, path: Any) -> Iterator[tuple[str, str, str, bytes]]:
     import pyarrow.parquet as pq
 
     file = pq.ParquetFile(pa.BufferReader(data))
-    about = file.metadata
-    found = [about.schema.column(i).path for i in range(about.num_columns)]
-    if found != list(COLUMNS):
+    if file.schema_arrow.names != list(COLUMNS):
         hint = "load_cells reads tables, Observations.read reads observations"
         refuse(f"{path} is Parquet, but no saved model: its columns are not {', '.join(COLUMNS)}", hint, "not_a_model")
-    chunks = [about.row_group(g).column(c) for g in range(about.num_row_groups) for c in range(len(COLUMNS))]
-    if any(chunk.compression != "UNCOMPRESSED" for chunk in chunks):
+    if not is_uncompressed(data):
         raise ValueError("its columns are compressed")
     rows = held = 0
     for batch in file.iter_batches(batch_size=1, use_threads=False):
@@ -181,8 +179,8 @@ def plain_rows(data: bytes, path: Any) -> Iterator[tuple[str, str, str, bytes]]:
             if held > len(data):
                 raise ValueError("its rows overlap")
             yield row
-    if rows != about.num_rows:
-        raise ValueError(f"it states {about.num_rows} rows, but holds {rows}")
+    if rows != file.metadata.num_rows:
+        raise ValueError(f"it states {file.metadata.num_rows} rows, but holds {rows}")
 
 
 def array_from(dtype: str, shape: str, content: bytes) -> np.ndarray:
@@ -219,6 +217,14 @@ def array_of(data: bytes) -> np.ndarray:
     array = np.frombuffer(data, dtype, offset=file.tell()).copy()
     array.flags.writeable = False
     return array.reshape(shape, order="F" if fortran else "C")
+
+
+def named(path: Any, code: str) -> Path:
+    """The path as such; ModelFileError with this code where it names no file."""
+    text = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
+    if not isinstance(text, str) or "\0" in text or not Path(text).name:
+        refuse(f"{path!r} is no path of a file", "give a text such as 'decode.npz', or a pathlib.Path", code)
+    return Path(text)
 
 
 def write(path: Path, data: bytes) -> None:

@@ -16,7 +16,6 @@ import importlib
 import json
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -91,7 +90,7 @@ def save_model(model: Any, path: str | os.PathLike[str]) -> None:
     text = np.frombuffer(json.dumps(manifest, ensure_ascii=False, allow_nan=False).encode(), np.uint8)
     members = {MANIFEST: npy(text), **{member(i): npy(array) for i, array in enumerate(arrays)}}
     members[DIGEST] = npy(np.frombuffer(digest_of(members.values()), np.uint8))
-    write_members(Path(path), members)
+    write_members(path, members)
 
 
 def load_model(path: str | os.PathLike[str]) -> Any:
