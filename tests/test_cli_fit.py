@@ -294,11 +294,15 @@ def test_progress_goes_to_a_terminal_only_and_changes_nothing(monkeypatch, capsy
             return True
 
     monkeypatch.setattr(fit, "CHUNK", 150)
+    monkeypatch.setattr("fpmjax.progress.DELAY", 0)
+    monkeypatch.setattr("fpmjax.progress.PAUSE", 0)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setattr(sys, "stderr", Terminal())
     model = fpmjax.regression(role="decode")
     watched = fit.learned(model, decode_stream())
     shown = sys.stderr.getvalue()
-    assert "150 of 400 observations" in shown
+    assert "] 37%  150 of 400 observations" in shown.replace("]  ", "] ") and shown.endswith(" \r")
     assert same_bits(watched, fpmjax.regression(decode_stream(), role="decode"))
     mixed = Observations.of(
         Work.of(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from fpmjax.cli.output import note
 from fpmjax.errors import CellNotFoundError, FpmError
 from fpmjax.metrics import U32_MAX
+from fpmjax.model_file import is_model_file
 from fpmjax.tables.policy import FAKE_KV_CHOICES
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 UNEQUAL, BAD_INPUT, NOT_COVERED = 1, 2, 3  # exit codes beside 0
 MOST_VALUES = 1_000_000  # in one list, and queries in one product: what a terminal or one JSON document can carry
 EMBEDDED = "embedded"
-SAVED, ARCHIVE = ".npz", b"PK\x03\x04"  # the suffix and the first bytes of a saved model
 LISTED = 8  # cells named when several match
 
 LIST = """\
@@ -201,7 +201,7 @@ def refuse_what_is_no_table(name: str) -> None:
         raise UsageError(
             f"the path {name} does not exist\nhint: {hint} `{EMBEDDED}`, which is the table inside this package"
         )
-    if is_saved(name):
+    if is_model_file(name):
         raise UsageError(
             f"{name} is a saved model, not a table\nhint: `fpmjax inspect`, `estimate` and `evaluate` take saved models"
         )
@@ -210,14 +210,6 @@ def refuse_what_is_no_table(name: str) -> None:
             f"{name} holds measurements, but is no table yet\n"
             f"hint: make one with `fpmjax table build {name} --identity ID.json -o DIR`"
         )
-
-
-def is_saved(name: str) -> bool:
-    """Whether a file is a saved model, whole or damaged."""
-    if not os.path.isfile(name):
-        return False
-    with open(name, "rb") as file:
-        return name.lower().endswith(SAVED) or file.read(len(ARCHIVE)) == ARCHIVE
 
 
 def holds_rows(name: str) -> bool:

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fpmjax.cli.arguments import add_command, is_saved, open_cells, selected
+from fpmjax.cli.arguments import add_command, open_cells, selected
 from fpmjax.cli.output import aligned, fake_kv_rows, print_json, span
 from fpmjax.cli.saved import add_model, contents, in_words, manifest, open_model
 from fpmjax.errors import CellNotFoundError
+from fpmjax.model_file import is_model_file
 from fpmjax.tables.policy import POLICIES
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if is_saved(args.table):
+    if is_model_file(args.table):
         return show_saved(args)
     wanted, cells = selected(args), open_cells(args)
     chosen = matching(cells, wanted)

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from fpmjax.cli.arguments import UsageError, shorten
 from fpmjax.cli.output import breakdown, note
-from fpmjax.errors import FpmError
+from fpmjax.errors import FpmError, OptionError
+from fpmjax.model_file import is_model_file
+from fpmjax.progress import Progress
 
 if TYPE_CHECKING:
     from fpmjax.observe.observations import Observations
@@ -42,9 +44,9 @@ FLAGS = {
     'role="aggregated"': "--role aggregated",
     "strict=False counts": "without --strict the command counts",
 }
-# Options that begin a message, which says what is wrong with them.
-OPTIONS = {name: "--" + name.replace("_", "-") for name in ("min_observations", "max_observations", "bins")}
-OPTIONS |= {"feature_axes": "--feature-axes", "sampling_axes": "--sampling-axes", "bins_per_axis": "--bins"}
+# Names that begin a message of the Python API, and their flags where dashes alone do not make one of them.
+OPTIONS = {"bins_per_axis": "--bins", "tolerance": "--relative-tolerance", "per_axis": "--knots-per-axis"}
+OPTIONS |= {"step": "--search-step", "non_negative": "--signed"}
 
 
 def add_observations(parser: argparse.ArgumentParser) -> None:
@@ -108,14 +110,24 @@ def in_flags() -> Iterator[None]:
         text = str(error)
         for words, flag in FLAGS.items():
             text = text.replace(words, flag)
-        text = re.sub(r"^\w+", lambda name: OPTIONS.get(name[0], name[0]), text)
+        if isinstance(error, OptionError):
+            text = re.sub(r"^\w+|\b\w+(?==)|max_observations", lambda name: flag_of(name[0]), text)
         raise type(error)(text, code=error.code) from None
+
+
+def flag_of(name: str) -> str:
+    return OPTIONS.get(name, "--" + name.replace("_", "-"))
 
 
 def read_observations(args: argparse.Namespace) -> tuple[Observations, list[dict[str, Any]]]:
     """Everything that TRACE... names, and a report per source, which is told on stderr as well."""
     if not args.not_speculative:
         raise UsageError(STP)
+    for name in filter(is_model_file, args.traces):
+        raise UsageError(
+            f"{name} is a saved model, not observations\nhint: `fpmjax fit TRACE... --continue {name} -o MODEL` "
+            f"teaches it more, `fpmjax evaluate {name} TRACE...` scores it"
+        )
     traces = [name for name in args.traces if not name.lower().endswith(COLUMNS)]
     tables = [found for name in args.traces if name not in traces for found in expanded(name)]
     if not traces:
@@ -129,16 +141,18 @@ def read_observations(args: argparse.Namespace) -> tuple[Observations, list[dict
     parts, reports = [], []
     with in_flags():
         if traces:
-            traced = read_trace(
-                traces,
-                speculative=False,
-                strict=args.strict,
-                component=args.component,
-                group=args.group,
-                tolerance_ms=args.tolerance_ms,
-                skip_first=args.skip_first,
-                mixed_timing=args.mixed_timing,
-            )
+            with Progress("reading traces", unit="B") as bar:
+                traced = read_trace(
+                    traces,
+                    speculative=False,
+                    strict=args.strict,
+                    component=args.component,
+                    group=args.group,
+                    tolerance_ms=args.tolerance_ms,
+                    skip_first=args.skip_first,
+                    mixed_timing=args.mixed_timing,
+                    progress=bar if bar.watched else None,
+                )
             parts.append(traced)
             reports.append({"source": traces} | dict(traced.report))
         for name in tables:

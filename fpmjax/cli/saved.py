@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fpmjax.cli.arguments import UsageError, add_table, is_saved, open_cell
+from fpmjax.cli.arguments import UsageError, add_table, open_cell
 from fpmjax.cli.output import fake_kv_rows
+from fpmjax.model_file import is_model_file
 
 if TYPE_CHECKING:
     from fpmjax.tables.cell import Cell
@@ -23,7 +24,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 
 def open_model(args: argparse.Namespace, *, verify_width: int = 1) -> Any:
     """The saved model, or the direct rule over the one cell that --select leaves."""
-    if not is_saved(args.table):
+    if not is_model_file(args.table):
         cell = open_cell(args)
         from fpmjax.models.direct import direct
 
@@ -68,7 +69,7 @@ def cell_of(model: Any) -> Cell | None:
 def about(args: argparse.Namespace, model: Any) -> dict[str, Any]:
     """What was asked, for JSON: the saved model, and the table behind it where there is one."""
     cell, head = cell_of(model), {}
-    if is_saved(args.table):
+    if is_model_file(args.table):
         head = {"model": args.table, "kind": type(model).__name__}
     if cell is None:
         return head
@@ -86,7 +87,8 @@ def in_words(model: Any) -> list[str]:
     kind = type(model).__name__
     if kind == "Regression":
         lines = [
-            f"kind      {'spline' if model.learners.spline is not None else 'linear'} regression of {model.role} work",
+            f"kind      {'spline' if model.learners.spline is not None else 'linear'} regression of {model.role} work"
+            f"{refits_in_words(model)}",
             f"axes      {', '.join(model.feature_axes)}; retained over {', '.join(model.sampling_axes)}",
         ]
         return lines + [f"store     {store_in_words(store)}" for store in model.stores]
@@ -100,6 +102,15 @@ def in_words(model: Any) -> list[str]:
         return lines + [f"over      {' '.join(line.split()[1:])}" for line in in_words(model.model)]
     cell = cell_of(model)
     return [f"kind      direct rule over {'arrays' if cell is None else cell.identity}"]
+
+
+def refits_in_words(model: Any) -> str:
+    """What is unusual about its slopes and about when they are fitted."""
+    rules = model.rules
+    signed = "" if rules.non_negative else ", signed slopes"
+    lazy = ", refitted where rows are missed" if rules.lazy else ""
+    anew = f" or {int(rules.interval):,} changes made" if rules.interval else ""
+    return signed + lazy + anew
 
 
 def store_in_words(store: dict[str, Any]) -> str:
@@ -117,6 +128,9 @@ def contents(model: Any) -> dict[str, Any]:
             "role": model.role,
             "feature_axes": list(model.feature_axes),
             "sampling_axes": list(model.sampling_axes),
+            "signed": not model.rules.non_negative,
+            "lazy": bool(model.rules.lazy),
+            "rebuild_interval": int(model.rules.interval) or None,
             "stores": [dict(store) for store in model.stores],
         }
     if kind == "Corrected":
