@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from fpmjax.errors import MetricsError
 from fpmjax.estimate import estimate
 from fpmjax.iteration import askable
-from fpmjax.metrics import refuse
+from fpmjax.metrics import refuse, show
 from fpmjax.observe.features import KINDS, iteration_features
 from fpmjax.observe.observations import Observations
 from fpmjax.status import Status
@@ -139,15 +138,24 @@ def _groups(by: Any, work: Work, n: int) -> tuple[str, np.ndarray, list[str]]:
         if by not in SIZES:
             refuse("payload", f"by is {by!r}", f"it is one of {', '.join((*SIZES, 'kind'))}, a column, or None")
         return by, *_classes(SIZES[by](work))
-    values = by.to_numpy(zero_copy_only=False) if hasattr(by, "to_numpy") else np.asarray(by)
+    try:
+        values = np.asarray(by)
+    except (TypeError, ValueError):  # ragged, or of a kind that NumPy does not know
+        refuse("payload", f"by is {show(by)}, which is no column", "give one number or text per observation")
     if values.shape != (n,):
         refuse("payload", f"the column has shape {values.shape} for {n} observations", "give one entry per observation")
+    missing = np.array([value is None or value != value for value in values.tolist()], bool)
+    if missing.any():
+        i, first = int(missing.sum()), int(missing.argmax())
+        refuse(
+            "payload",
+            f"the column by has no value for {i} of {n} observations, the first is {first}",
+            "give every observation a number or text, or leave those without one out: observations.where(mask)",
+        )
     try:
         found, code = np.unique(values, return_inverse=True)
     except TypeError:
-        raise MetricsError(
-            "the column mixes kinds of values\nhint: give numbers, or text, and no nulls", code="payload"
-        ) from None
+        refuse("payload", "the column by mixes kinds of values", "give numbers, or text")
     return "column", code.reshape(n), [str(value) for value in found.tolist()]
 
 

@@ -113,7 +113,12 @@ def test_nothing_to_score_is_null_not_zero():
 
 def test_arguments_are_checked():
     observations = Observations.of(Work.decode([1, 2], 5), [1.0, 2.0])
-    for by in ("size", [1], [[1], [2]], [None, "a"], pa.array([None, "a"])):
+    for by in ([None] * 2, [None, "a"], pa.array([None, "a"]), pa.array([None, 1]), [float("nan"), 1.0]):
+        with pytest.raises(MetricsError, match=r"has no value for [12] of 2 observations, the first is 0\nhint: "):
+            evaluate(MODEL, observations, by=by)
+    with pytest.raises(MetricsError, match="has no value for 1 of 1"):
+        evaluate(MODEL, observations[:1], by=[None])
+    for by in ("size", [1], [[1], [2]], [1, [2]], {"a": 1}, 5, object(), np.array([1, "a"], object), b"ab", True):
         with pytest.raises(MetricsError, match="\nhint: "):
             evaluate(MODEL, observations, by=by)
     for blocks in (0, 1.5, True, None):
