@@ -1,82 +1,19 @@
-"""Engine traces become observations: every line has the outcome that was recorded for it, and no file is trusted."""
+"""Engine traces become observations: every line has the outcome that was recorded for it."""
 
 from __future__ import annotations
 
 import gzip
 import json
-import os
-import random
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from traces import CASES, GOOD, assert_same, code_of, outcomes, read, row, write
 
-from fpmjax import Observations, TraceError, read_trace
-from fpmjax.observe.layout import learn
-from fpmjax.observe.rows import Rejected, RowReader, careful, decode
-from fpmjax.observe.trace import OUTCOMES
+from fpmjax import OptionError, TraceError, read_trace
 
-CASES = Path(__file__).parent / "cases" / "traces"
 BAD = CASES / "bad.records.000000.jsonl"
-GOOD = sorted(p.name for p in CASES.glob("dynamo-fpm.*.jsonl.gz"))
-HEAT = 1795000000000  # any time observed
-
-
-def row(counter: int, wall: Any = 0.005, *, at: int | None = None, rank: int = 0, edit: Callable | None = None, **over):
-    """One trace line; `over` replaces scheduled counts, `edit` gets the whole row."""
-    scheduled = {
-        "num_prefill_requests": 0,
-        "sum_prefill_tokens": 0,
-        "var_prefill_length": 0.0,
-        "sum_prefill_kv_tokens": 0,
-        "num_decode_requests": 2,
-        "sum_decode_kv_tokens": 100 + counter % 1000,
-        "var_decode_kv_tokens": 0.0,
-    }
-    queued = {k: v for k, v in scheduled.items() if k != "sum_prefill_kv_tokens"}
-    fpm = {"version": 1, "worker_id": "w", "dp_rank": rank, "counter_id": counter, "wall_time": wall}
-    whole = {
-        "timestamp": counter,
-        "event": {
-            "schema": "dynamo.fpm.trace.v1",
-            "source": {"namespace": "n", "component": "backend", "producer_id": "p"},
-            "capture_mode": "full",
-            "observed_at_unix_ms": HEAT + (10 * counter if at is None else at),
-            "fpm": fpm | {"scheduled_requests": scheduled | over, "queued_requests": queued},
-        },
-    }
-    if edit:
-        edit(whole)
-    return json.dumps(whole, separators=(",", ":"))
-
-
-def write(path: Path, rows: list[str]) -> Path:
-    data = "".join(r + "\n" for r in rows).encode()
-    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
-    return path
-
-
-def read(paths, **options) -> Observations:
-    return read_trace(paths, **{"speculative": False, **options})
-
-
-def code_of(call: Callable, *args, **options) -> str:
-    with pytest.raises(TraceError) as caught:
-        call(*args, **options)
-    assert "\nhint: " in str(caught.value)
-    return caught.value.code
-
-
-def outcomes(observations: Observations) -> dict[str, int]:
-    """The outcomes that occurred; with every line accounted for."""
-    report = observations.report
-    assert sum(report[name] for name in OUTCOMES) == report["lines"]
-    return {name: report[name] for name in OUTCOMES if report[name]}
 
 
 # --- the recorded files ------------------------------------------------------------------------------------
@@ -239,21 +176,35 @@ def test_skip_first_leaves_out_the_warm_up_of_every_life_of_every_worker(tmp_pat
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("name", "values"),
     [
-        {"group": "first", "tolerance_ms": 1.0},
-        {"group": "nearest"},
-        {"tolerance_ms": 1.0},
-        {"group": "nearest", "tolerance_ms": -1.0},
-        {"group": "nearest", "tolerance_ms": float("nan")},
-        {"group": "nearest", "tolerance_ms": True},
-        {"skip_first": -1},
-        {"skip_first": 1.5},
-        {"skip_first": True},
+        ("group", ["first", b"nearest", 5, ["nearest"], np.array(["nearest", "nearest"])]),
+        ("tolerance_ms", [-1.0, float("nan"), float("inf"), True, "5", [5.0], 10**400]),
+        ("skip_first", [-1, 1.5, True, None, "3", [1]]),
+        ("component", [5, b"c", [1], "", [], ["a", None], {"a": 1}, True, np.array(1.0)]),
+        ("strict", [None, 1, "no", []]),
+        ("mixed_timing", [None, 1, "yes"]),
+        ("progress", [5, "bar", True]),
     ],
 )
-def test_options_are_checked(options):
-    assert code_of(read, CASES / GOOD[0], **options) == "option"
+def test_options_are_checked(name, values):
+    for value in values:
+        options = {"group": "nearest", "tolerance_ms": 5.0} if name in ("group", "tolerance_ms") else {}
+        with pytest.raises(OptionError, match=rf"(?s)^{name}\b.*\nhint: ") as caught:
+            read(CASES / GOOD[0], **(options | {name: value}))
+        assert caught.value.code == name
+    for options in ({"group": "nearest"}, {"tolerance_ms": 1.0}):
+        with pytest.raises(OptionError, match="go together"):
+            read(CASES / GOOD[0], **options)
+    with pytest.raises(OptionError, match=r"^skip_first"):  # before any file is looked for
+        read("none.jsonl", skip_first=-1)
+
+
+def test_numbers_of_numpy_are_options_too():
+    path = CASES / "dynamo-fpm.4192.000001.jsonl.gz"
+    numbers = {"tolerance_ms": np.float32(5), "skip_first": np.int64(2), "strict": np.True_}
+    assert_same(read(path, group="nearest", **numbers), read(path)[2:])
+    assert len(read(path, skip_first=10**30)) == 0
 
 
 def test_paths_that_name_nothing_are_said_so(tmp_path):
@@ -263,8 +214,10 @@ def test_paths_that_name_nothing_are_said_so(tmp_path):
         assert code_of(read, path) == "no_files"
     for path in (tmp_path / "notes.txt", tmp_path / "x_worker_probe.json"):
         assert code_of(read, path) == "file"
-    assert code_of(read, 7) == code_of(read, [7]) == "paths"
-    assert len(read([])) == 0
+    assert code_of(read, []) == code_of(read, iter(())) == "no_files"
+    for paths in (7, [7], None, b"a.jsonl", [b"a.jsonl"], {"a.jsonl": 1}, "", [""], "a\0.jsonl", "*\0"):
+        assert code_of(read, paths) == "paths"
+    assert code_of(read, str(tmp_path / ("x" * 5000))) == "file"
 
 
 # --- ranks -------------------------------------------------------------------------------------------------
@@ -305,7 +258,24 @@ def test_the_same_key_with_other_content_is_an_error(tmp_path):
     path = write(tmp_path / "a.jsonl", [row(0), row(1), row(1, 0.007), row(2)])
     with pytest.raises(TraceError, match=r"a\.jsonl:3 and .*a\.jsonl:2 are the same record") as caught:
         read(path)
-    assert caught.value.code == "conflict"
+    assert caught.value.code == "conflict" and "Stream(" not in str(caught.value)
+    assert "worker 'w' (namespace 'n', component 'backend', producer 'p'), attention-DP rank 0" in str(caught.value)
+
+
+def test_the_same_work_after_a_restart_is_no_repeat(tmp_path):
+    lives = [row(i, at=100 * life + i) for life in range(3) for i in range(4)]  # equal but for the time observed
+    path = write(tmp_path / "a.jsonl", [*lives, *lives[5:7]])
+    observations = read(path)
+    assert outcomes(observations) == {"accepted": 12, "duplicate": 2} and observations.report["restarts"] == 2
+    warm = read(path, skip_first=3)
+    assert warm.report["skipped"] == 9 and warm.work.decode_kv[:, 0].tolist() == [103] * 3
+
+
+def test_a_record_written_twice_in_a_row_is_a_repeat_whenever_it_was_observed(tmp_path):
+    rows = [row(0), row(1), row(1, at=500), row(1, at=900), row(2, at=950)]
+    observations = read(write(tmp_path / "a.jsonl", rows))
+    assert outcomes(observations) == {"accepted": 3, "duplicate": 2} and observations.report["restarts"] == 0
+    assert code_of(read, write(tmp_path / "b.jsonl", [*rows[:2], row(1, 0.006, at=500)])) == "conflict"
 
 
 def test_repeats_are_dropped_wherever_they_stand(tmp_path):
@@ -382,228 +352,3 @@ def test_a_line_has_the_same_outcome_before_and_after_its_layout_is_known(line, 
     assert outcomes(among) == {"accepted": 3 + (outcome == "accepted"), "duplicate": 3} | (
         {} if outcome == "accepted" else {outcome: 1}
     )
-
-
-# --- the quick reader --------------------------------------------------------------------------------------
-
-
-def every_line() -> list[bytes]:
-    return [line for name in GOOD for line in gzip.decompress((CASES / name).read_bytes()).splitlines()]
-
-
-def result_of(read_one: Callable, line: bytes):
-    try:
-        return read_one(line)
-    except Rejected as rejected:
-        return rejected.reason
-
-
-def test_learnt_layouts_answer_as_the_careful_reader_does():
-    reader, quick = RowReader(), 0
-    for line in every_line():
-        found = reader.read(line)
-        assert found == careful(decode(line), None)
-        quick += any(layout.read(line) == found for layout in reader.layouts)
-    assert quick == len(every_line())
-    assert len(reader.layouts) <= len(GOOD)
-
-
-@given(st.data())
-def test_mangled_rows_have_one_outcome_whatever_is_learnt(data):
-    lines = every_line()
-    reader = RowReader()
-    line = bytearray(data.draw(st.sampled_from(lines)))
-    reader.read(bytes(line))
-    for _ in range(data.draw(st.integers(1, 3))):
-        at = data.draw(st.integers(0, len(line) - 1))
-        replacement = data.draw(
-            st.sampled_from([b"", b"-", b"0", b"9", b".5", b"e9", b'"', b" ", b"\\", b",", b"\xff"])
-        )
-        line[at : at + data.draw(st.integers(0, 2))] = replacement
-    mangled = bytes(line)
-    assert result_of(reader.read, mangled) == result_of(lambda x: careful(decode(x), None), mangled)
-
-
-def test_spaces_and_key_order_are_learnt_too():
-    spaced = json.dumps(json.loads(row(0, extend_lengths=[1, 1], past_kv_lengths=[1, 2])), sort_keys=True).encode()
-    layout = learn(spaced)
-    assert layout is not None and layout.read(spaced) == careful(decode(spaced), None)
-    assert layout.read(spaced.replace(b"[1, 2]", b"[1, 12]")) is not None
-    for damaged in (b"[1, 02]", b"[1,  2]", b"[1, 2,]", b"[1, -2]", b"[1, 2.0]", b"[1 2]", b"[1, 2, 3]", b"null"):
-        assert layout.read(spaced.replace(b"[1, 2]", damaged)) is None
-    assert learn(b'{"event":{"fpm":{}}}') is None
-
-
-# --- files that cannot be trusted --------------------------------------------------------------------------
-
-
-def test_the_cut_member_of_the_newest_segment_is_kept_up_to_the_cut(tmp_path):
-    observations = read(CASES / "truncated.000000.jsonl.gz", strict=True)
-    assert len(observations) == 7 and observations.report["truncated"] == 1
-    assert "cut" in observations.report["warnings"][0]
-    for index, name in ((0, "dynamo-fpm.4192.000000.jsonl.gz"), (1, "dynamo-fpm.4192.000001.jsonl.gz")):
-        data = (CASES / name).read_bytes()
-        (tmp_path / f"t.p.{index:06}.jsonl.gz").write_bytes(data[:-5] if index == 0 else data)
-    assert code_of(read, tmp_path) == "truncated"
-    (tmp_path / "t.p.000001.jsonl.gz").unlink()
-    assert len(read(tmp_path)) == 12
-
-
-def test_a_file_cut_anywhere_gives_a_beginning_of_it_or_a_trace_error(tmp_path):
-    name = "dynamo-fpm.vllm-native.000000.jsonl.gz"
-    data, whole = (CASES / name).read_bytes(), read(CASES / name)
-    lengths = []
-    for size in range(len(data) + 1):
-        (tmp_path / name).write_bytes(data[:size])
-        part = read(tmp_path / name, strict=True)
-        lengths.append(len(part))
-        assert part.wall_ms.tolist() == whole.wall_ms[: len(part)].tolist()
-    assert lengths[0] == 0 and lengths[-1] == len(whole) and lengths == sorted(lengths)
-
-
-def test_a_plain_file_cut_anywhere_is_kept_up_to_the_cut(tmp_path):
-    data = "\n".join(row(i) for i in range(3)).encode()
-    ends = [i for i, byte in enumerate(data + b"\n") if byte == ord("\n")]
-    for size in [*range(0, len(data), 7), *ends]:
-        (tmp_path / "a.jsonl").write_bytes(data[:size])
-        part = read(tmp_path / "a.jsonl", strict=True)
-        assert len(part) == sum(end <= size for end in ends)
-        assert part.report["truncated"] == (size - 1 not in ends and size not in (0, *ends))
-
-
-@given(st.lists(st.binary(max_size=60), max_size=8), st.booleans())
-def test_garbage_never_raises_anything_but_a_trace_error(tmp_path_factory, lines, packed):
-    path = tmp_path_factory.mktemp("g") / ("a.jsonl.gz" if packed else "a.jsonl")
-    path.write_bytes(b"\n".join(lines))
-    try:
-        outcomes(read(path))
-    except TraceError as error:
-        assert "\nhint: " in str(error)
-
-
-def json_values():
-    scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
-    return st.recursive(
-        scalars, lambda x: st.lists(x, max_size=3) | st.dictionaries(st.text(max_size=3), x, max_size=3)
-    )
-
-
-@given(st.data())
-def test_any_value_in_any_place_is_counted(tmp_path_factory, data):
-    whole = json.loads(row(0, extend_lengths=[1, 1], past_kv_lengths=[1, 1]))
-    place, parent = [], whole
-    while isinstance(parent, dict) and (not place or data.draw(st.booleans())):
-        place.append(data.draw(st.sampled_from(sorted(parent))))
-        above, parent = parent, parent[place[-1]]
-    above[place[-1]] = data.draw(json_values())
-    path = tmp_path_factory.mktemp("v") / "a.jsonl"
-    path.write_text(json.dumps(whole) + "\n")
-    outcomes(read(path))
-
-
-@given(st.data())
-def test_any_value_in_an_artifact_is_read_or_refused(tmp_path_factory, data):
-    whole = json.loads((CASES / "benchmark_results.json").read_text())
-    place: Any = whole
-    key = data.draw(st.sampled_from(sorted(place)))
-    while isinstance(place[key], (dict, list)) and place[key] and data.draw(st.integers(0, 3)):
-        place = place[key]
-        key = data.draw(st.sampled_from(sorted(place) if isinstance(place, dict) else range(len(place))))
-    place[key] = data.draw(json_values())
-    path = tmp_path_factory.mktemp("a") / "a.json"
-    path.write_text(json.dumps(whole))
-    try:
-        read(path)
-    except TraceError as error:
-        assert "\nhint: " in str(error)
-
-
-def test_damaged_compression_is_an_error_anywhere(tmp_path):
-    data = bytearray((CASES / "dynamo-fpm.4192.000000.jsonl.gz").read_bytes())
-    generator = random.Random(5)
-    for _ in range(60):
-        copy = bytearray(data)
-        copy[generator.randrange(len(copy))] ^= 1 << generator.randrange(8)
-        (tmp_path / "a.jsonl.gz").write_bytes(copy)
-        try:
-            read(tmp_path / "a.jsonl.gz")
-        except TraceError as error:
-            assert error.code in ("gzip", "conflict", "multi_rank")
-    (tmp_path / "a.jsonl.gz").write_bytes(b"plain text\n" * 5)
-    assert code_of(read, tmp_path / "a.jsonl.gz") == "gzip"
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_an_unreadable_file_is_named(tmp_path):
-    path = write(tmp_path / "a.jsonl", [row(0)])
-    path.chmod(0)
-    assert code_of(read, path) == "file"
-
-
-# --- lists, streams ----------------------------------------------------------------------------------------
-
-
-def test_request_lists_arrive_where_they_belong():
-    observations = read(CASES / "dynamo-fpm.sgl-3.000000.jsonl.gz")
-    lists, work = observations.work.lists, observations.work
-    assert lists is not None and lists.count.shape == (8, 1)
-    assert (lists.count == work.prefill_requests + work.decode_requests.astype(np.int32)).all()
-    for i, line in enumerate(gzip.decompress((CASES / "dynamo-fpm.sgl-3.000000.jsonl.gz").read_bytes()).splitlines()):
-        scheduled = json.loads(line)["event"]["fpm"]["scheduled_requests"]
-        count = lists.count[i, 0]
-        assert lists.past[i, 0, :count].tolist() == scheduled["past_kv_lengths"]
-        assert lists.extend[i, 0, :count].tolist() == scheduled["extend_lengths"]
-        assert not lists.past[i, 0, count:].any()
-
-
-def test_records_equal_the_same_metrics_given_as_dicts():
-    counts = []
-    for name in GOOD:
-        fpms = [json.loads(x)["event"]["fpm"] for x in gzip.decompress((CASES / name).read_bytes()).splitlines()]
-        given_ = Observations.from_metrics([[fpm] for fpm in fpms])
-        counts.append(len(given_))
-        if "7a01" not in name:  # two ranks: no file of single records
-            observations = read(CASES / name)
-            assert_same(observations, Observations(given_.work, given_.wall_ms, observations.timing))
-    assert counts == [12, 12, 20, 10, 8, 6]
-
-
-def test_memory_grows_by_the_numbers_of_a_line_not_by_its_text(tmp_path):
-    import tracemalloc
-
-    peaks = []
-    for n in (2_000, 2_000, 5_000):  # the first one imports
-        path = write(tmp_path / "a.jsonl.gz", [row(i) for i in range(n)])
-        tracemalloc.start()
-        assert len(read(path)) == n
-        peaks.append(tracemalloc.get_traced_memory()[1])
-        tracemalloc.stop()
-    assert (peaks[2] - peaks[1]) / 3_000 < 400 < len(row(0))
-
-
-def assert_same(a: Observations, b: Observations) -> None:
-    import jax
-
-    assert jax.tree.structure(a) == jax.tree.structure(b)
-    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-        assert x.dtype == y.dtype and x.shape == y.shape
-        assert x.tobytes() == y.tobytes()
-
-
-# --- progress ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz"])
-def test_progress_goes_from_the_first_bytes_to_all_of_them(suffix, tmp_path, monkeypatch):
-    paths = [write(tmp_path / f"a.p.{i:06}{suffix}", [row(k + 9999 * i) for k in range(2000)]) for i in range(2)]
-    paths.append(Path(shutil.copy(CASES / "benchmark_results.json", tmp_path)))
-    total = sum(path.stat().st_size for path in paths)
-    told: list[tuple[int, int]] = []
-    monkeypatch.setattr("fpmjax.observe.segments.EVERY_SECONDS", 0.0)
-    observations = read(paths, progress=lambda *bytes_: told.append(bytes_), mixed_timing=True)
-    done = [read_bytes for read_bytes, _ in told]
-    assert {of for _, of in told} == {total} and done == sorted(done) and done[-1] == total and len(told) > 3
-    told.clear()
-    monkeypatch.setattr("fpmjax.observe.segments.EVERY_SECONDS", 3600.0)
-    assert_same(read(paths, progress=lambda *bytes_: told.append(bytes_), mixed_timing=True), observations)
-    assert len(told) == 2 and told[-1] == (total, total)

@@ -12,12 +12,12 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, NoReturn
 
-from fpmjax.errors import MetricsError
+from fpmjax.errors import MetricsError, TraceError
 from fpmjax.metrics import show
-from fpmjax.observe.observations import UNSPECIFIED, Observations
-from fpmjax.observe.record import CLOCK_SECONDS, Rejected
+from fpmjax.observe.observations import Observations
+from fpmjax.observe.record import CLOCK_SECONDS, UNSPECIFIED, Rejected
 from fpmjax.observe.rows import decode
-from fpmjax.observe.segments import refuse
+from fpmjax.observe.segments import BOM, refuse
 
 SCHEMA_VERSION = 2
 
@@ -28,7 +28,7 @@ def read_artifact(path: Path) -> tuple[Observations, str]:
     Raises TraceError: `file`, `bad_json`, `artifact` (not usable, or not of the known form), `speculative`.
     """
     try:
-        whole = decode(path.read_bytes())
+        whole = decode(path.read_bytes().removeprefix(BOM))
     except OSError as error:
         refuse("file", f"{path} cannot be read: {error}", "check the file and its permissions")
     except Rejected as error:
@@ -61,6 +61,8 @@ def read_artifact(path: Path) -> tuple[Observations, str]:
         observations = Observations.from_metrics(iterations, timing=_timing(whole))
     except MetricsError as error:
         _refuse(path, str(error).partition("\n")[0])
+    except TraceError as error:
+        raise TraceError(f"{path}: {error}", code=error.code) from None
     text = json.dumps([whole.get("run_id"), iterations], sort_keys=True)
     return observations, sha256(text.encode()).hexdigest()
 

@@ -52,13 +52,24 @@ class Records:
 
     @cached_property
     def fresh(self) -> np.ndarray:
-        """bool [n]: not a repeat of an earlier record, same stream, counter and content."""
-        order = np.lexsort((self.digest, self.counter, self.stream))
-        keys = [x[order] for x in (self.stream, self.counter, self.digest)]
-        again = np.logical_and.reduce([x[1:] == x[:-1] for x in keys])
-        fresh = np.ones(len(order), bool)
-        fresh[order[1:][again]] = False
+        """bool [n]: not a repeat of an earlier record.
+
+        A repeat is the same line again, wherever it stands: same stream, counter, content and time observed.  The
+        same counter and content at another time is a repeat only right after the record itself, as of a writer that
+        flushes its last record twice; further on, the counter has started anew.
+        """
+        fresh = np.ones(len(self.stream), bool)
+        order = np.lexsort((self.digest, self.observed, self.counter, self.stream))
+        fresh[order[1:][self._alike(order, self.observed)]] = False
+        order = np.flatnonzero(fresh)
+        order = order[np.argsort(self.stream[order], kind="stable")]
+        fresh[order[1:][self._alike(order)]] = False
         return fresh
+
+    def _alike(self, order: np.ndarray, *further: np.ndarray) -> np.ndarray:
+        """Whether each record after the first has the stream, counter and content of the one before it."""
+        keys = [x[order] for x in (self.stream, self.counter, self.digest, *further)]
+        return np.logical_and.reduce([x[1:] == x[:-1] for x in keys])
 
     @cached_property
     def usable(self) -> np.ndarray:
@@ -108,8 +119,8 @@ def _lives(records: Records) -> tuple[np.ndarray, dict[str, int]]:
         i, j = int(before[conflict[0]]), int(after[conflict[0]])
         refuse(
             "conflict",
-            f"{records.place(j)} and {records.place(i)} are the same record of {records.streams[records.stream[i]]}, "
-            f"counter {records.counter[i]}, with different content",
+            f"{records.place(j)} and {records.place(i)} are the same record of "
+            f"{records.streams[records.stream[i]].words()}, counter {records.counter[i]}, with different content",
             "read one copy of each trace",
         )
     restart = same & (now < was)

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from fpmjax.observe.observations import UNSPECIFIED as UNSPECIFIED
+import numpy as np
 
+from fpmjax.work import Work
+
+UNSPECIFIED = "unspecified"  # the source does not say what its clock measures
 SCHEMA = "dynamo.fpm.trace.v1"
 MODES = ("sampled", "full")
 CLOCK_SECONDS = 1e8  # three years: no forward pass, but every reading of a wall clock since 1973
@@ -28,6 +31,12 @@ class Stream(NamedTuple):
     producer_id: str
     worker_id: str
     dp_rank: int
+
+    def words(self) -> str:
+        return (
+            f"worker {self.worker_id!r} (namespace {self.namespace!r}, component {self.component!r}, "
+            f"producer {self.producer_id!r}), attention-DP rank {self.dp_rank}"
+        )
 
 
 class Row(NamedTuple):
@@ -52,3 +61,14 @@ def decodes_twice(extend: Sequence[int], prefill_requests: int) -> bool:
     Lists do not say which rows are prefill, but at most `prefill_requests` of them may compute several tokens.
     """
     return sum(tokens > 1 for tokens in extend) > prefill_requests
+
+
+def decoding_twice(work: Work) -> np.ndarray:
+    """`decodes_twice` of every rank whose requests are listed: bool [n..., r]."""
+    lists = work.lists
+    if lists is None:
+        return np.zeros((*work.shape, work.ranks), bool)
+    extend, count = np.asarray(lists.extend), np.asarray(lists.count)
+    several = (extend > 1) & (np.arange(extend.shape[-1]) < count[..., None])
+    prefill = 0 if work.prefill_requests is None else np.asarray(work.prefill_requests, np.int64)
+    return several.sum(-1) > prefill

@@ -13,23 +13,28 @@ import os
 import re
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, NoReturn
+from typing import Any, BinaryIO, NoReturn
 
 from fpmjax.errors import TraceError
 
 SEGMENT = re.compile(r"(?P<prefix>[^.].*)\.(?P<producer>[A-Za-z0-9_-]+)\.(?P<index>\d{6,18})\.jsonl(\.gz)?")
 PROBE = "_worker_probe.json"  # written beside an artifact, not one
+GIVE = "pass a file, a glob, a folder, or a list of these"
 CHUNK = 1 << 18
 LONGEST_LINE = 1 << 26
 GZIP = b"\x1f\x8b"
+BOM = b"\xef\xbb\xbf"  # some editors begin a file with it
+# Where a JSON text is cut: inside a string, an escape, a number or a word.
+PARTIAL = re.compile(r'\s*|"(?:[^"\\\x00-\x1f]|\\.)*\\?|-|\.|[eE][-+]?|t|tr|tru|f|fa|fal|fals|n|nu|nul')
+PARTIAL_ESCAPE = re.compile(r"\\u[0-9a-fA-F]{0,4}$")
 EVERY_SECONDS = 0.25  # between two calls of a progress function
 
 
 class Truncated(Exception):
-    """The file ends inside a gzip member or inside a line."""
+    """The file ends inside a gzip member or inside a row."""
 
 
 @dataclass(frozen=True)
@@ -93,18 +98,36 @@ def find(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> li
 
     Raises TraceError: `no_files`, `file`, `paths`.
     """
-    given = [paths] if isinstance(paths, (str, os.PathLike)) else paths
-    if not isinstance(given, Iterable):
-        refuse("paths", f"paths is of type {type(paths).__name__}", "pass a file, a glob, a folder, or a list of these")
+    given = [paths] if isinstance(paths, (str, os.PathLike)) else items(paths)
+    if given is None:
+        refuse("paths", f"paths is of type {type(paths).__name__}", GIVE)
     found: dict[str, Source] = {}
     for item in given:
-        if not isinstance(item, (str, os.PathLike)):
+        name = os.fspath(item) if isinstance(item, (str, os.PathLike)) else None
+        if not isinstance(name, str):
             refuse("paths", f"a path is of type {type(item).__name__}", "pass text or pathlib.Path")
-        for path in _expand(os.fspath(item)):
-            found.setdefault(os.path.realpath(path), _source(path))
+        if not name or "\0" in name:
+            refuse("paths", f"a path is {name!r}, which names nothing", GIVE)
+        try:
+            for path in _expand(name):
+                found.setdefault(os.path.realpath(path), _source(path))
+        except OSError as error:
+            refuse("file", f"{name} cannot be read: {error.strerror}", "check the name and the permissions")
+    if not found:
+        refuse("no_files", "paths names no file", GIVE)
     ordered = sorted(found.values(), key=lambda s: (s.series, s.index, s.path.name))
     highest = {source.series: source.index for source in ordered}
     return [Source(s.path, s.series, s.index, s.index == highest[s.series]) for s in ordered]
+
+
+def items(several: Any) -> list[Any] | None:
+    """What an iterable of names holds; None for anything else, also bytes and mappings."""
+    if not isinstance(several, Iterable) or isinstance(several, (bytes, bytearray, Mapping)):
+        return None
+    try:
+        return list(several)
+    except TypeError:  # an array without axes
+        return None
 
 
 def _expand(name: str) -> list[Path]:
@@ -159,6 +182,8 @@ def read_lines(path: Path, at: Callable[[int], None] = lambda position: None) ->
                 at(stream.tell())
                 lines = (tail + block).split(b"\n")
                 tail = lines.pop()
+                if number == 1 and lines:
+                    lines[0] = lines[0].removeprefix(BOM)
                 if len(tail) > LONGEST_LINE:
                     refuse(
                         "long_line",
@@ -173,12 +198,32 @@ def read_lines(path: Path, at: Callable[[int], None] = lambda position: None) ->
         refuse("file", f"{path} cannot be read: {error}", "check the file and its permissions")
     if cut is not None:
         raise cut
+    if number == 1:
+        tail = tail.removeprefix(BOM)
+    if _is_cut(tail):
+        raise Truncated(f"{path}:{number}: the last line is cut")
     if tail:
-        try:
-            json.loads(tail)
-        except (ValueError, RecursionError):
-            raise Truncated(f"{path}:{number}: the last line is cut") from None
         yield number, [tail]
+
+
+def _is_cut(line: bytes) -> bool:
+    """Whether a line without its newline is the beginning of a JSON object; anything else is as bad as it looks."""
+    try:
+        text = line.decode().strip(" \t\r")
+    except UnicodeDecodeError as error:
+        if error.end < len(line) or error.reason != "unexpected end of data":
+            return False
+        text = line[: error.start].decode().strip(" \t\r")
+    if not text.startswith("{"):
+        return False
+    try:
+        json.loads(text)
+    except json.JSONDecodeError as error:
+        escape = PARTIAL_ESCAPE.search(text)
+        return PARTIAL.fullmatch(text, error.pos) is not None or (escape is not None and error.pos >= escape.start())
+    except (ValueError, RecursionError):
+        pass
+    return False
 
 
 def _blocks(stream: BinaryIO, path: Path) -> Iterator[bytes]:

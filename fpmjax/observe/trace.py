@@ -10,16 +10,18 @@ from __future__ import annotations
 import os
 from array import array
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
+from fpmjax.errors import OptionError
+from fpmjax.metrics import as_float, as_index, show
 from fpmjax.observe.artifact import read_artifact
 from fpmjax.observe.joining import Records, iterations_of
-from fpmjax.observe.observations import MIXED, UNSPECIFIED, Observations, with_report
-from fpmjax.observe.record import Rejected, Row, Stream
+from fpmjax.observe.observations import MIXED, Observations, with_report
+from fpmjax.observe.record import UNSPECIFIED, Rejected, Row, Stream
 from fpmjax.observe.rows import RowReader
-from fpmjax.observe.segments import Progress, Source, Truncated, find, read_lines, refuse
+from fpmjax.observe.segments import Progress, Source, Truncated, find, items, read_lines, refuse
 
 # Every outcome of a line, in the order of the report.
 OUTCOMES = (
@@ -57,7 +59,8 @@ def read_trace(
 
     speculative:  whether the engine ran speculative decoding.  There is no default, because totals cannot show it;
                   only False is accepted: a fit sees ordinary decoding.
-    strict:       raise at the first malformed line instead of counting it.
+    strict:       raise at the first malformed line instead of counting it.  The last line of a file may be cut inside
+                  a row, as a writer that dies leaves it; that is told, not counted.
     component:    keep the records of this component, or of these; prefill workers and decode workers publish apart.
     group:        None: every record is one iteration, and a worker of several attention-DP ranks is refused, as its
                   records do not say which belong together.  "nearest": join the records of one worker, one per rank,
@@ -78,18 +81,24 @@ def read_trace(
 
     Raises TraceError: `speculative`, `multi_rank`, `mixed_timing`, `conflict` (one key, two contents), `truncated`
     (a cut segment that is not the newest), `gzip`, `file`, `paths`, `no_files`, `long_line`, `too_large`, `artifact`,
-    `option`, and with `strict` the reason of the line.
+    and with `strict` the reason of the line.  OptionError, its code the name of the option, for the other options.
     """
     if speculative is not False:
         refuse(
             "speculative",
-            f"speculative is {speculative!r}, but observations are ordinary decoding",
+            f"speculative is {show(speculative)}, but observations are ordinary decoding",
             "pass speculative=False for an engine without draft tokens; a draft length belongs to the query, "
             "as in estimate(model, work, draft_length=3)",
         )
-    _check_options(group, tolerance_ms, skip_first)
+    for name, value in (("strict", strict), ("mixed_timing", mixed_timing)):
+        if not isinstance(value, (bool, np.bool_)):
+            _bad(name, f"is {show(value)}, but it is True or False", f"leave {name} out for False")
+    _check_joining(group, tolerance_ms, skip_first)
+    components = _names(component)
+    if progress is not None and not callable(progress):
+        _bad("progress", f"is {show(progress)}, but it is a function", "progress=lambda read, total: ...")
     sources = find(paths)
-    reading, told = _Reading(strict, component), Progress(progress, sources)
+    reading, told = _Reading(bool(strict), components), Progress(progress, sources)
     artifacts: dict[str, Observations] = {}
     seen: dict[str, str] = {}
     for source in sources:
@@ -126,26 +135,50 @@ def read_trace(
     return with_report(Observations(whole.work, whole.wall_ms, timing), report)
 
 
-def _check_options(group: Any, tolerance_ms: Any, skip_first: Any) -> None:
-    hint = 'group="nearest", tolerance_ms=5.0 joins ranks; skip_first=10 leaves out ten iterations per worker'
-    if group not in (None, "nearest"):
-        refuse("option", f"group is {group!r}, but it is None or 'nearest'", hint)
+def _bad(name: str, what: str, hint: str) -> NoReturn:
+    raise OptionError(f"{name} {what}\nhint: {hint}", code=name)
+
+
+def _check_joining(group: Any, tolerance_ms: Any, skip_first: Any) -> None:
+    hint = 'group="nearest", tolerance_ms=5.0 joins ranks'
+    if group is not None and not (isinstance(group, str) and group == "nearest"):
+        _bad("group", f"is {show(group)}, but it is None or 'nearest'", hint)
     if (group is None) != (tolerance_ms is None):
-        refuse("option", "group and tolerance_ms go together", hint)
-    number = isinstance(tolerance_ms, (int, float)) and not isinstance(tolerance_ms, bool)
-    if tolerance_ms is not None and not (number and 0 <= tolerance_ms < float("inf")):
-        refuse("option", f"tolerance_ms is {tolerance_ms!r}, but it is a number of milliseconds from 0", hint)
-    if type(skip_first) is not int or skip_first < 0:
-        refuse("option", f"skip_first is {skip_first!r}, but it is a whole number from 0", hint)
+        raise OptionError(f"group and tolerance_ms go together\nhint: {hint}", code="tolerance_ms")
+    number = as_float(tolerance_ms)
+    if tolerance_ms is not None and (number is None or number < 0):
+        _bad("tolerance_ms", f"is {show(tolerance_ms)}, but it is a number of milliseconds from 0", hint)
+    count = as_index(skip_first)
+    if count is None or count < 0:
+        _bad(
+            "skip_first",
+            f"is {show(skip_first)}, but it is a whole number from 0",
+            "skip_first=10 leaves out ten iterations per worker",
+        )
+
+
+def _names(component: Any) -> frozenset[str] | None:
+    """The components to keep; None for all."""
+    if component is None:
+        return None
+    hint = 'component="backend", or a list of names; leave it out to keep all'
+    names = [component] if isinstance(component, str) else items(component)
+    if names is None:
+        _bad("component", f"is {show(component)}, but it is a name or several", hint)
+    for name in names:
+        if not isinstance(name, str) or not name:
+            _bad("component", f"names {show(name)}, but a component is named by text", hint)
+    if not names:
+        _bad("component", "names none, so nothing would be kept", hint)
+    return frozenset(names)
 
 
 class _Reading:
     """What has been read so far: a row of numbers per record in typed buffers, and the counts."""
 
-    def __init__(self, strict: bool, component: str | Iterable[str] | None):
+    def __init__(self, strict: bool, components: frozenset[str] | None):
         self.strict = strict
-        names = None if component is None else frozenset([component] if isinstance(component, str) else component)
-        self.reader = RowReader(names)
+        self.reader = RowReader(components)
         self.counts: dict[str, int] = dict.fromkeys(OUTCOMES, 0)
         self.lines = self.defaulted = self.truncated = 0
         self.examples: dict[str, list[str]] = {}
