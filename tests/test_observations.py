@@ -306,6 +306,50 @@ def test_lists_of_an_arrow_table_are_ranks_and_absent_columns_are_zero():
     assert not observations.work.prefill_tokens.any()
 
 
+@pytest.mark.parametrize(
+    ("words", "timing"),
+    [
+        ([None, None], "unspecified"),
+        (["", None], "unspecified"),
+        (["unspecified", None], "unspecified"),
+        (["cuda", "cuda"], "cuda"),
+    ],
+)
+def test_a_clock_that_is_not_given_is_unspecified(words, timing):
+    for column in (pa.array(words), pa.array(words, pa.string()), pa.array(words, pa.string()).dictionary_encode()):
+        table = pa.table({"wall_ms": [1.0, 2.0], "decode_requests": [1, 1], "timing": column})
+        assert Observations.read(table).timing == timing
+
+
+@pytest.mark.parametrize(
+    ("columns", "code"),
+    [
+        ({"timing": ["cuda", None]}, "mixed_timing"),
+        ({"timing": [5, 5]}, "values"),
+        ({"timing": [["cuda"], ["cuda"]]}, "values"),
+        ({"phase": ["decode", None], "batch_size": [1, 1]}, "values"),
+        ({"phase": [1, 2], "batch_size": [1, 1]}, "values"),
+        ({"draft_length": [0, None]}, None),
+        ({"draft_length": ["3", "0"]}, "speculative"),
+        ({"draft_length": [0.0, 2.0]}, "speculative"),
+    ],
+)
+def test_words_and_draft_lengths_are_checked(columns, code):
+    work = {} if "phase" in columns else {"decode_requests": [1, 1]}
+    table = pa.table({"wall_ms": [1.0, 2.0], **work, **columns})
+    if code is None:
+        assert len(Observations.read(table)) == 2
+    else:
+        assert code_of(Observations.read, table) == code
+
+
+def test_sources_that_are_no_files_are_said_so():
+    for source in (5, None, b"o.parquet", ["o.parquet"], "", "o\0.parquet", {"wall_ms": [1.0]}):
+        assert code_of(Observations.read, source) == "file"
+    for work in (None, [1], {"decode_requests": 1}):
+        assert code_of(Observations.of, work, [1.0]) == "payload"
+
+
 def test_files_that_are_none_are_said_so(tmp_path):
     (tmp_path / "o.parquet").write_bytes(b"PAR1 not really")
     for name in ("o.parquet", "none.parquet", "none.csv", "none.arrow"):

@@ -20,6 +20,8 @@ import numpy as np
 import pyarrow as pa
 
 from fpmjax.errors import MetricsError, TraceError
+from fpmjax.metrics import show
+from fpmjax.observe.record import UNSPECIFIED
 from fpmjax.work import COUNTS, VARIANCES, RequestLists, Work
 
 # Field -> the names of its column, the written one first.
@@ -112,9 +114,9 @@ def _ragged(values: np.ndarray, count: np.ndarray, ranks: int) -> pa.Array:
 
 def read_columns(source: str | os.PathLike[str] | pa.Table) -> tuple[Work, np.ndarray, str]:
     """(work [n, r], milliseconds float64 [n], timing); see the module for the columns."""
+    label = label_of(source)
     if isinstance(source, pa.Table):
-        return Reader("the table", source).read()
-    label = os.fspath(source)
+        return Reader(label, source).read()
     try:
         table = _open(label)
     except (pa.ArrowException, OSError, ValueError) as error:
@@ -124,6 +126,17 @@ def read_columns(source: str | os.PathLike[str] | pa.Table) -> tuple[Work, np.nd
             "file", f"{label} cannot be read: {str(error)[:300]}", "observations are Parquet, Arrow IPC or CSV files"
         )
     return Reader(label, table).read()
+
+
+def label_of(source: Any) -> str:
+    """The file, as messages name it; TraceError `file` for what is neither a file name nor a table."""
+    if isinstance(source, pa.Table):
+        return "the table"
+    name = os.fspath(source) if isinstance(source, (str, os.PathLike)) else None
+    if not isinstance(name, str) or not name or "\0" in name:
+        what = f"of type {type(source).__name__}" if name is None else show(name)
+        refuse("file", f"the source is {what}", "name a Parquet, Arrow or CSV file, or pass a pyarrow.Table")
+    return name
 
 
 def _open(label: str) -> pa.Table:
@@ -300,33 +313,37 @@ class Reader:
         return RequestLists(arrays[0], arrays[1], counts[0])
 
     def words(self, name: str, known: tuple[str, ...] | None = None) -> np.ndarray:
-        encoded = self.columns[name].dictionary_encode(null_encoding="encode")
-        dictionary = np.array([str(word) for word in encoded.dictionary.to_pylist()], object)
-        codes = encoded.indices.to_numpy(zero_copy_only=False)
-        for code, word in enumerate(dictionary):
-            if known is not None and word not in known:
-                row = int(np.argmax(codes == code))
-                self.refuse(f"{name} is {word!r} in row {row}", f"it is one of {', '.join(known)}", "values")
-        return dictionary[codes]
+        """Object array [n] of text, "" for a null."""
+        column = self.columns[name]
+        kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+        if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_null(kind)):
+            self.refuse(f"column {name} has type {column.type}", "it holds text", "values")
+        column = column.cast(pa.large_string())
+        words = column.fill_null("").to_numpy(zero_copy_only=False).astype(object)
+        if known is not None and (other := ~np.isin(words, known)).any():
+            row = int(other.argmax())
+            what = repr(words[row]) if column[row].is_valid else "null"
+            self.refuse(f"{name} is {what} in row {row}", f"it is one of {', '.join(known)}", "values")
+        return words
 
     def timing(self) -> str:
         noted = self.note.get("timing")
         if isinstance(noted, str) and noted:
             return noted
-        words = sorted(set(self.words("timing"))) if "timing" in self.columns else []
+        words = sorted({word or UNSPECIFIED for word in self.words("timing")}) if "timing" in self.columns else []
         if len(words) > 1:
             self.refuse(
                 f"rows of different clocks: {', '.join(words)}", "read the rows of one clock at a time", "mixed_timing"
             )
-        return words[0] if words else "unspecified"
+        return words[0] if words else UNSPECIFIED
 
     def refuse_speculation(self) -> None:
         """A fit sees ordinary decoding only."""
         column = self.columns.get("draft_length")
         for row, length in enumerate(column.to_pylist() if column is not None else ()):
-            if length:
+            if length is not None and length != 0:
                 self.refuse(
-                    f"row {row} was measured with draft_length {length}",
+                    f"row {row} was measured with draft_length {show(length)}",
                     "observations are ordinary decoding; a draft length belongs to the query",
                     "speculative",
                 )

@@ -2,8 +2,11 @@
 
 Whatever the source, the same rules decide what is kept: an iteration in which no rank computes anything (idle), or
 whose wall time is not above zero or overflows in milliseconds, is no observation; it is left out and counted in
-`.report`.  What is malformed is refused instead, and then nothing of the batch is kept.  A long wall time is kept
-as recorded, be it a cold start: leaving those out is the caller's choice (`skip_first` of `read_trace`, `where`).
+`.report`.  What is malformed is refused instead, and then nothing of the batch is kept; so is
+what request lists show to be speculative decoding (TraceError `speculative`), as a fit sees ordinary decoding only.
+The Rust estimator learns such iterations like any other; where there are totals only, nobody can tell.  A long wall
+time is kept as recorded, be it a cold start: leaving those out is the caller's choice (`skip_first` of `read_trace`,
+`where`).
 """
 
 from __future__ import annotations
@@ -11,15 +14,16 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
 import numpy as np
 
 from fpmjax._jax import pytree
-from fpmjax.errors import MetricsError
-from fpmjax.metrics import RankMetrics, as_float, parse_iteration, refuse
+from fpmjax.errors import MetricsError, TraceError
+from fpmjax.metrics import RankMetrics, as_float, parse_iteration, refuse, show
 from fpmjax.metrics import read_json as decode_json
+from fpmjax.observe.record import UNSPECIFIED, decoding_twice
 from fpmjax.work import COUNTS, VARIANCES, Array, RequestLists, Work
 from fpmjax.work import _as_array as as_array
 from fpmjax.work import _elements as elements
@@ -30,7 +34,6 @@ from fpmjax.work import _refuse_element as refuse_element
 if TYPE_CHECKING:
     import pyarrow as pa
 
-UNSPECIFIED = "unspecified"  # the source does not say what its clock measures
 MIXED = "mixed"  # several clocks, by explicit permission
 WALL = (
     "payload",
@@ -61,8 +64,11 @@ class Observations:
         """Work of any batch shape n... and the milliseconds it took, of the same shape; flattened in C order.
 
         `.report` counts `accepted`, `idle` and `no_wall_time` (zero or less).  Raises MetricsError `payload`: a wall
-        time that is not a finite number, or another shape.
+        time that is not a finite number, or another shape; TraceError `speculative`: a decode request computes several
+        tokens, or the work was widened for a draft length.
         """
+        if not isinstance(work, Work):
+            refuse("payload", f"work is a {type(work).__name__}", "Work.of, .decode, .prefill or .from_iterations")
         wall = _milliseconds(wall_ms)
         if wall.shape != work.shape:
             refuse(
@@ -70,6 +76,8 @@ class Observations:
                 f"wall_ms has shape {wall.shape}, but the work has batch shape {work.shape}",
                 "give one wall time per iteration, the largest over its ranks",
             )
+        if work.refusal is not None:
+            _refuse_speculation("the work was widened for a draft length")
         flat = jax.tree.map(lambda x: _flatten(np.asarray(x), wall.ndim), work)
         return _keep(flat, wall.ravel(), check_timing(timing))
 
@@ -81,7 +89,8 @@ class Observations:
         many iterations; JSON text is any of these.  The wall time is the largest finite positive one over all ranks,
         idle ones included, times 1000.0.  `.report` counts `accepted`, `idle`, `no_wall_time` and `overflow`.
 
-        Raises MetricsError as `Work.from_iterations` does, also for an iteration that would be left out.
+        Raises MetricsError as `Work.from_iterations` does, and TraceError `speculative`, also for an iteration that
+        would be left out.
         """
         if isinstance(iterations, (str, bytes, bytearray)):
             iterations = decode_json(iterations)
@@ -105,10 +114,13 @@ class Observations:
         Raises TraceError (`file`, `columns`, `values`, `speculative`) and MetricsError for work that no engine could
         have meant.
         """
-        from fpmjax.observe.columns import read_columns
+        from fpmjax.observe.columns import label_of, read_columns
 
         work, wall_ms, found = read_columns(source)
-        return Observations.of(work, wall_ms, timing=found if timing is None else timing)
+        try:
+            return Observations.of(work, wall_ms, timing=found if timing is None else timing)
+        except (MetricsError, TraceError) as error:
+            raise type(error)(f"{label_of(source)}: {error}", code=error.code) from None
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """To a Parquet file, or to CSV by the suffix `.csv` (one rank, no request lists); replaces the file.
@@ -221,7 +233,18 @@ def _milliseconds(value: Any) -> np.ndarray:
 
 
 def _keep(work: Work, wall: np.ndarray, timing: str) -> Observations:
-    """Leave out what is no observation, and say how much: work [n, r], wall [n] without NaN."""
+    """Leave out what is no observation, and say how much: work [n, r], wall [n] without NaN.
+
+    Raises TraceError `speculative` before anything is left out.
+    """
+    if (twice := decoding_twice(work)).any():
+        i, rank = (int(index) for index in np.argwhere(twice)[0])
+        assert work.lists is not None
+        _refuse_speculation(
+            f"iteration {i}, rank {rank}: extend_lengths {show(_listed(work.lists, i, rank))} with "
+            f"{0 if work.prefill_requests is None else int(work.prefill_requests[i, rank])} prefill requests: "
+            "a decode request computes more than one token"
+        )
     busy = is_busy(work)
     measured, finite = wall > 0, np.isfinite(wall)
     keep = busy & measured & finite
@@ -233,6 +256,18 @@ def _keep(work: Work, wall: np.ndarray, timing: str) -> Observations:
     }
     kept = Observations(work, wall, timing)
     return with_report(kept if keep.all() else kept.where(keep), report)
+
+
+def _refuse_speculation(message: str) -> NoReturn:
+    raise TraceError(
+        f"{message}\nhint: observations are ordinary decoding; a draft length belongs to the query, "
+        "as in estimate(model, work, draft_length=3)",
+        code="speculative",
+    )
+
+
+def _listed(lists: RequestLists, i: int, rank: int) -> list[int]:
+    return np.asarray(lists.extend)[i, rank, : int(lists.count[i, rank])].tolist()
 
 
 def _flatten(x: np.ndarray, axes: int) -> np.ndarray:
