@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import IntEnum
 from typing import Any
 
@@ -95,6 +96,38 @@ class Correction:
     factor: Array
 
 
+@pytree("level")
+class Interval:
+    """Where the measured time is expected beside each answer, from errors of the model on rows it was not fitted on.
+
+    low_ms, high_ms: float64 [n...]; NaN where there is no answer, or nothing to calibrate with.
+    count: int64 [n...], held-out rows behind it.
+    level: share of such rows inside; a promise for queries like them only (`Support.extrapolated` says which are not).
+    """
+
+    low_ms: Array
+    high_ms: Array
+    count: Array
+    level: float
+
+
+@pytree()
+class Support:
+    """How far a query lies from what a learned model was fitted on, and how far its members disagree.
+
+    distance: float64 [n...], e-folds outside the training box, 0 inside; NaN where there is no answer.
+    model_spread: float64 [n...], half the range between its families, in log space (0.02: they are 4 % apart).
+    """
+
+    distance: Array
+    model_spread: Array
+
+    @property
+    def extrapolated(self) -> Array:
+        """bool [n...]: outside the training box."""
+        return self.distance > 0
+
+
 @pytree()
 class Estimate:
     """Answers to a batch of queries, one entry per iteration.
@@ -104,6 +137,8 @@ class Estimate:
     rank:       int32 [n...], first of the slowest ranks; -1 where idle or refused.
     parts:      per-rank pieces and evidence, or None unless asked for.
     correction: None from a model that corrects nothing.
+    interval:   None from a model that was not calibrated.
+    support:    None from a model that never leaves what was measured.
     """
 
     latency_ms: Array
@@ -111,6 +146,14 @@ class Estimate:
     rank: Array
     parts: Parts | None = None
     correction: Correction | None = None
+    interval: Interval | None = None
+    support: Support | None = None
+
+    def scaled(self, factor: Array) -> Interval | None:
+        """The interval, multiplied."""
+        if self.interval is None:
+            return None
+        return replace(self.interval, low_ms=factor * self.interval.low_ms, high_ms=factor * self.interval.high_ms)
 
     @property
     def native_ms(self) -> Array:
@@ -151,3 +194,13 @@ class SpeculativeEstimate:
     def rank(self) -> Array:
         """int32 [n...], first of the slowest ranks; -1 where idle or refused."""
         return self.stp.rank
+
+    @property
+    def interval(self) -> Interval | None:
+        """That of the ordinary answer, scaled: it holds the error of the model, not that of the rule."""
+        return self.stp.scaled(self.scaling_factor)
+
+    @property
+    def support(self) -> Support | None:
+        """That of the widened work."""
+        return self.stp.support
