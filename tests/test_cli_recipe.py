@@ -140,7 +140,7 @@ def test_a_model_in_parquet_is_no_table_and_no_observations(fpm, stream):
     fpm("evaluate", "new.parquet", "new.parquet", *PLAIN).refused("new.parquet is a saved model, not observations")
     fpm("fit", "m.npz", *DECODE, "-o", "x.npz").refused("m.npz is a saved model, not observations", "--continue")
     fpm("fit", "whole.parquet", *DECODE, "-o", "first.parquet").refused("is no saved model, so it is not replaced")
-    fpm("inspect", "whole.parquet").refused("whole.parquet")
+    fpm("inspect", "whole.parquet").refused("whole.parquet holds observations, not a table")
 
 
 # Going on

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -140,11 +141,53 @@ def test_one_long_list_does_not_pad_all_traffic(fpm, monkeypatch):
     assert max(sizes) <= (1 << 16) / 4
 
 
-def test_metrics_whose_lists_do_not_fit_are_refused(fpm, monkeypatch):
+def in_pieces(monkeypatch):
+    """Pieces of a few queries, blocks of a few lines, and lists that fit only a few at a time."""
+    monkeypatch.setattr("fpmjax.work.MOST_LISTED", 100)
+    monkeypatch.setattr("fpmjax.cli.queries.LISTED", 50)
+    monkeypatch.setattr("fpmjax.cli.traffic.BLOCK", 9)
+
+
+@pytest.mark.parametrize("more", [(), ("--detail",), ("--draft-length", "0:2"), ("--draft-length", "1", "--detail")])
+def test_metrics_are_streamed_with_the_answers_of_one_call(fpm, monkeypatch, more):
+    items = [listed(1 + i % 7) for i in range(25)]
+    items[20] = [listed(2), listed(30), {}]  # more ranks than before it
+    items[11] = listed(40)
+    items[22] = {"scheduled_requests": {"num_decode_requests": 5000, "sum_decode_kv_tokens": 9}}
+    ask = ("estimate", *TP1, "--metrics", "-", *more)
+    once = fpm(*ask, "--json", stdin=lines(*items)), fpm(*ask, stdin=lines(*items))
+    in_pieces(monkeypatch)
+    pieces = fpm(*ask, "--json", stdin=lines(*items)), fpm(*ask, stdin=lines(*items))
+    for ran, before in zip(pieces, once, strict=True):
+        assert (ran.code, ran.out) == (before.code, before.out)
+        # the example says where its rank stands among those of its piece
+        assert ran.err.partition("for example")[0] == before.err.partition("for example")[0]
+    assert [len(query["work"]) for query in pieces[0].document["queries"]] == [3] * len(pieces[0].document["queries"])
+    assert sum(pieces[0].document["refused"].values()) and "have no answer" in pieces[0].err
+
+
+def test_models_that_read_lists_are_asked_with_them_in_pieces(fpm, monkeypatch, tmp_path):
+    import fpmjax
+    from fpmjax.store import save_model
+
+    items = [listed(1 + i % 9) for i in range(40)]
+    work = fpmjax.Work.from_iterations(items)
+    seen = fpmjax.Observations.of(work, 3.0 + np.asarray(work.decode_kv, float)[:, 0] / 900)
+    save_model(fpmjax.regression(seen, role="decode", feature_axes=("P", "maxP")), tmp_path / "m.npz")
+    ask = ("estimate", tmp_path / "m.npz", "--metrics", "-", "--draft-length", "0,2", "--json")
+    once = fpm(*ask, stdin=lines(*items))
+    in_pieces(monkeypatch)
+    assert once.code == 0 and fpm(*ask, stdin=lines(*items)) == once
+
+
+def test_one_long_list_among_many_short_ones_is_no_obstacle(fpm):
+    """Padded to the longest list, all of them at once would be more than fits."""
+    text = lines(*[listed(2)] * 700, listed(100_000), *[listed(3)] * 700)
+    document = fpm("estimate", *TP1, "--metrics", "-", "--json", stdin=text).document
+    assert (len(document["queries"]), document["answered"]) == (1401, 1400)
+
+
+def test_one_iteration_whose_lists_do_not_fit_is_refused(fpm, monkeypatch):
     monkeypatch.setattr("fpmjax.work.MOST_LISTED", 1000)
-    text = lines(listed(400), listed(1))
-    ran = fpm("estimate", *TP1, "--metrics", "-", "--draft-length", "1,2", stdin=text)
-    ran.refused("the request lists of all iterations at 2 draft lengths", "1,600 entries, more than 1,000")
-    ran = fpm("estimate", *TP1, "--metrics", "-", stdin=lines(listed(400), *[listed(1)] * 2))
+    ran = fpm("estimate", *TP1, "--metrics", "-", stdin=lines([listed(400), {}, {}]))
     ran.refused("error: stdin: request lists are padded to the longest one: 3 ranks of 400 requests make 1,200 entries")
-    assert fpm("estimate", *TP1, "--metrics", "-", stdin=lines(listed(4), listed(8))).code == 0

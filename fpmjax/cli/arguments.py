@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import gzip
 import os
 import re
+import zlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -205,11 +207,35 @@ def refuse_what_is_no_table(name: str) -> None:
         raise UsageError(
             f"{name} is a saved model, not a table\nhint: `fpmjax inspect`, `estimate` and `evaluate` take saved models"
         )
+    if os.path.isfile(name) and holds_observations(name):
+        raise UsageError(
+            f"{name} holds observations, not a table\n"
+            f"hint: `fpmjax fit {name}` makes a model of them, `fpmjax evaluate MODEL {name}` scores one on them"
+        )
     if os.path.isfile(name) and holds_rows(name):
         raise UsageError(
             f"{name} holds measurements, but is no table yet\n"
             f"hint: make one with `fpmjax table build {name} --identity ID.json -o DIR`"
         )
+
+
+def holds_observations(name: str) -> bool:
+    """Whether a file has the column of wall times, which no table has, or is a trace by its name."""
+    if name.lower().endswith((".jsonl", ".jsonl.gz")):
+        return True
+    if name.lower().endswith((".csv", ".csv.gz")):
+        with gzip.open(name) if name.lower().endswith(".gz") else open(name, "rb") as file:
+            try:
+                return b"wall_ms" in file.readline(1000)
+            except (OSError, EOFError, zlib.error):
+                return False
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return "wall_ms" in pq.read_schema(name).names
+    except (pa.ArrowException, OSError, ValueError):
+        return False
 
 
 def holds_rows(name: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,8 @@ from fpmjax import __version__
 from fpmjax.cli import study
 from fpmjax.cli.arguments import LIST, UsageError, add_command, counts, one_count
 from fpmjax.cli.evidence import Details, detail_lines
-from fpmjax.cli.output import ALL_IDLE, aligned, breakdown, ms, note, number, print_json
-from fpmjax.cli.queries import Asked, answers, explain, product, refusals, telling, with_depths
+from fpmjax.cli.output import ALL_IDLE, aligned_lines, breakdown, ms, note, number, print_json_with
+from fpmjax.cli.queries import Asked, answered, at_depths, product, refusals
 from fpmjax.cli.saved import about, add_model, cell_of, open_model
 
 ABOUT = f"""\
@@ -71,7 +72,7 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    asked = read_work(args)
+    pieces = read_work(args)
     model = open_model(args, verify_width=args.verify_width)
     cell = cell_of(model)
     from fpmjax.speculative import check_range
@@ -80,7 +81,8 @@ def run(args: argparse.Namespace) -> int:
     for depth in args.draft_length or ():
         if depth:
             check_range(depth)
-    result = answers(model, asked, evidence=args.detail)
+    found = answered(model, pieces, evidence=args.detail)
+    asked, result = found.asked, found.result
     details = None
     stp: Any = getattr(result, "stp", result)
     if args.detail and (cell is None or stp.parts is None):
@@ -88,23 +90,26 @@ def run(args: argparse.Namespace) -> int:
     elif args.detail and cell is not None:
         width = (0 if asked.depth is None else asked.depth) + np.full(result.status.shape, args.verify_width)
         details = Details(cell, asked.work, stp.parts, width)
-    queries = list(as_json(asked, result, details))
-    refused = refusals(result.status)
+    queries, refused = len(result.status), refusals(result.status)
     if args.json:
-        print_json(document(args, model, asked, queries, refused))
+        head = document(args, model, asked, queries, refused)
+        print_json_with(head, "queries", as_json(asked, result, details))
     else:
-        print("\n".join([*as_text(asked, queries), *([study.legend(cell)] if any_round(asked) else [])]))
+        for line in as_text(asked, result, details):
+            print(line)
+        if any_round(asked):
+            print(study.legend(cell))
     if asked.label is not None and (result.status == Status.IDLE).all():
         note(ALL_IDLE)
-    if not refused:
+    if found.reason is None:
         return 0
-    count, reason = sum(refused.values()), explain(model, asked, telling(result.status))
-    told = f"{count:,} of {len(queries):,} queries have no answer ({breakdown(refused)})"
-    if count == len(queries):
+    count = sum(refused.values())
+    told = f"{count:,} of {queries:,} queries have no answer ({breakdown(refused)})"
+    if count == queries:
         if count > 1:
             note(told)
-        raise reason
-    note(f"{told}, for example: {reason}")
+        raise found.reason
+    note(f"{told}, for example: {found.reason}")
     return 0
 
 
@@ -112,9 +117,10 @@ def any_round(asked: Asked) -> bool:
     return asked.depth is not None and bool(asked.depth.any())
 
 
-def read_work(args: argparse.Namespace) -> Asked:
+def read_work(args: argparse.Namespace) -> Iterable[Asked]:
+    """The queries, those of a metrics file piece by piece as it is read."""
     if not args.metrics:
-        return product(args)
+        return [product(args)]
     given = [
         name
         for name in ("batch", "kv", "kv_per_request", "prefill_requests", "prefill_tokens", "prefill_kv")
@@ -124,21 +130,21 @@ def read_work(args: argparse.Namespace) -> Asked:
         raise UsageError(f"--metrics says what is asked, so --{given[0].replace('_', '-')} cannot be given as well")
     from fpmjax.cli.traffic import metrics_file
 
-    return with_depths(*metrics_file(args.metrics), args.draft_length)
+    return at_depths(metrics_file(args.metrics), args.draft_length)
 
 
-def as_json(asked: Asked, result: Any, details: Details | None):
+def as_json(asked: Asked, result: Any, details: Details | None) -> Iterator[dict[str, Any]]:
     """One dictionary per query, in order."""
     from fpmjax.status import Status
 
     words = {status.value: status.code for status in Status}
     stp = getattr(result, "stp", result)
-    work = [np.asarray(getattr(asked.work, name)).tolist() for name in COUNTS]
-    for i, (status, latency, rank) in enumerate(
-        zip(result.status.tolist(), result.latency_ms.tolist(), result.rank.tolist(), strict=True)
-    ):
+    work = [np.asarray(getattr(asked.work, name)) for name in COUNTS]
+    for i in range(len(result.status)):
+        status, latency, rank = (x[i].item() for x in (result.status, result.latency_ms, result.rank))
         answer: dict[str, Any] = {} if asked.label is None else {"at": asked.label[i]}
-        answer["work"] = [dict(zip(COUNTS, values, strict=True)) for values in zip(*(f[i] for f in work), strict=True)]
+        ranks = zip(*(field[i].tolist() for field in work), strict=True)
+        answer["work"] = [dict(zip(COUNTS, values, strict=True)) for values in ranks]
         answer |= {"status": words[status], "latency_ms": number(latency), "rank": rank}
         if asked.depth is not None:
             depth = int(result.draft_length[i])
@@ -159,57 +165,60 @@ def as_json(asked: Asked, result: Any, details: Details | None):
 
 
 def document(
-    args: argparse.Namespace, model: Any, asked: Asked, queries: list[dict], refused: dict[str, int]
+    args: argparse.Namespace, model: Any, asked: Asked, queries: int, refused: dict[str, int]
 ) -> dict[str, Any]:
     return {
         "fpmjax": __version__,
         **about(args, model),
         "verify_width": model.verify_width,
         **({"study": study.document(cell_of(model))} if any_round(asked) else {}),
-        "queries": queries,
-        "answered": len(queries) - sum(refused.values()),
+        "queries": [],
+        "answered": queries - sum(refused.values()),
         "refused": refused,
     }
 
 
-def as_text(asked: Asked, queries: list[dict[str, Any]]) -> list[str]:
+def as_text(asked: Asked, result: Any, details: Details | None) -> Iterator[str]:
     """Aligned columns; with details, the evidence under each line."""
-    headers, rows = [], [[] for _ in queries]
+    headers, cells = [], []
 
-    def column(header: str, values: list[str]) -> None:
+    def column(header: str, cell: Callable[[dict[str, Any]], str]) -> None:
         headers.append(header)
-        for row, value in zip(rows, values, strict=True):
-            row.append(value)
+        cells.append(cell)
 
+    work, stp = asked.work, getattr(result, "stp", result)
     if asked.label is not None:
-        column("at", asked.label)
-        column("ranks", [str(len(a["work"])) for a in queries])
+        column("at", lambda a: a["at"])
+        column("ranks", lambda a: str(len(a["work"])))
     else:
-        used = [name for name in COUNTS if any(a["work"][0][name] for a in queries)] or ["decode_requests"]
+        used = [name for name in COUNTS if np.any(getattr(work, name))] or ["decode_requests"]
         for name, header in zip(COUNTS, HEADERS, strict=True):
             if name in used or (name == "decode_kv" and "decode_requests" in used):
-                column(header, [f"{a['work'][0][name]:,}" for a in queries])
+                column(header, lambda a, name=name: f"{a['work'][0][name]:,}")
     if asked.depth is not None:
-        column("draft", [str(a["draft_length"] or "none") for a in queries])
-    column("latency ms", [ms(a["latency_ms"]) for a in queries])
+        column("draft", lambda a: str(a["draft_length"] or "none"))
+    column("latency ms", lambda a: ms(a["latency_ms"]))
     if asked.depth is not None:
-        column("= factor", [f"{a['scaling_factor']:g}" if a["draft_length"] else "-" for a in queries])
-        column("x STP ms", [ms(a["stp_latency_ms"]) if a["draft_length"] else "-" for a in queries])
+        column("= factor", lambda a: f"{a['scaling_factor']:g}" if a["draft_length"] else "-")
+        column("x STP ms", lambda a: ms(a["stp_latency_ms"]) if a["draft_length"] else "-")
         words = {True: "yes", False: "no", None: "-"}
-        column(study.IN_RANGE, ["-" if a["latency_ms"] is None else words[a["in_study_range"]] for a in queries])
-    if "correction_factor" in queries[0]:
-        column("correction", ["-" if a["latency_ms"] is None else f"{a['correction_factor']:.4f}" for a in queries])
-        column("native ms", [ms(a["native_latency_ms"]) for a in queries])
-    if asked.label is not None and any(len(a["work"]) > 1 for a in queries):
-        column("slowest rank", ["-" if a["rank"] < 0 else str(a["rank"]) for a in queries])
+        column(study.IN_RANGE, lambda a: "-" if a["latency_ms"] is None else words[a["in_study_range"]])
+    if stp.correction is not None:
+        column("correction", lambda a: "-" if a["latency_ms"] is None else f"{a['correction_factor']:.4f}")
+        column("native ms", lambda a: ms(a["native_latency_ms"]))
+    if asked.label is not None and work.ranks > 1:
+        column("slowest rank", lambda a: "-" if a["rank"] < 0 else str(a["rank"]))
     left: tuple[int, ...] = ()
-    if any(a["status"] != "ok" for a in queries):
+    if result.status.any():  # all but `ok`, which is 0
         left = (len(headers),)
-        column("status", [a["status"] for a in queries])
-    lines = aligned(headers, rows, left=left)
-    if "ranks" not in queries[0]:
-        return lines
-    return [
-        lines[0],
-        *(x for line, a in zip(lines[1:], queries, strict=True) for x in (line, *detail_lines(a["ranks"]))),
-    ]
+        column("status", lambda a: a["status"])
+
+    def rows() -> Iterator[list[str]]:
+        return ([cell(a) for cell in cells] for a in as_json(asked, result, None))
+
+    lines = aligned_lines(headers, rows, left=left)
+    yield next(lines)
+    for i, line in enumerate(lines):
+        yield line
+        if details is not None:
+            yield from detail_lines(details.ranks(i))

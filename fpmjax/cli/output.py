@@ -7,20 +7,30 @@ import json
 import os
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TextIO
 
 
 def aligned(headers: Sequence[str], rows: Sequence[Sequence[str]], *, left: Iterable[int] = ()) -> list[str]:
     """Lines of a table, two blanks between its columns; columns are right-aligned except those in `left`."""
-    widths = [max(map(len, column)) for column in zip(headers, *rows, strict=True)]
+    return list(aligned_lines(headers, lambda: rows, left=left))
+
+
+def aligned_lines(
+    headers: Sequence[str], rows: Callable[[], Iterable[Sequence[str]]], *, left: Iterable[int] = ()
+) -> Iterator[str]:
+    """`aligned` of rows that are made twice, first for their widths, so that many of them need no memory."""
+    widths = list(map(len, headers))
+    for row in rows():
+        widths = [max(w, len(cell)) for w, cell in zip(widths, row, strict=True)]
     left = set(left)
 
     def line(row: Sequence[str]) -> str:
         cells = (c.ljust(w) if i in left else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
         return "  ".join(cells).rstrip()
 
-    return [line(headers), *map(line, rows)]
+    yield line(headers)
+    yield from map(line, rows())
 
 
 def ms(value: float | None) -> str:
@@ -64,6 +74,18 @@ def number(value: Any) -> float | None:
 def print_json(document: dict[str, Any]) -> None:
     """One JSON document; ASCII, so that it survives any terminal, and NaN refused rather than written."""
     print(json.dumps(document, indent=1, allow_nan=False))
+
+
+def print_json_with(document: dict[str, Any], name: str, items: Iterable[dict[str, Any]]) -> None:
+    """`print_json` of a document whose list `name` is written item by item, as it may be long."""
+    head, tail = json.dumps(document | {name: []}, indent=1, allow_nan=False).split(f'\n "{name}": []')
+    print(f'{head}\n "{name}": [', end="")
+    separator = ""
+    for item in items:
+        text = json.dumps(item, indent=1, allow_nan=False).replace("\n", "\n  ")
+        print(f"{separator}\n  {text}", end="")
+        separator = ","
+    print(f"\n ]{tail}" if separator else f"]{tail}")
 
 
 ALL_IDLE = "every iteration is idle and takes 0 ms: no rank is given any work"

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fpmjax.cli.arguments import MOST_VALUES, U32_MAX, UsageError
-from fpmjax.errors import FpmError
+from fpmjax.errors import CoverageError, FpmError
+from fpmjax.progress import Progress
 
 if TYPE_CHECKING:
+    from fpmjax.cli.traffic import Block
     from fpmjax.work import Work
+
+LISTED = 1 << 20  # entries of padded request lists in one piece; a compiled chunk may pad them sixteenfold
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,21 +93,98 @@ def total_kv(batch: np.ndarray, each: np.ndarray) -> np.ndarray:
     return total
 
 
-def with_depths(work: Work, labels: list[str], depths: Sequence[int] | None) -> Asked:
-    """Every iteration at every draft length, iterations outermost."""
-    from fpmjax.work import MOST_LISTED
+def at_depths(blocks: Iterable[Block], depths: Sequence[int] | None) -> Iterator[Asked]:
+    """Every iteration at every draft length, iterations outermost, in pieces whose request lists stay small."""
+    depth, seen = np.array(depths or (0,), np.int64), 0
+    for block in blocks:
+        seen += len(block.place)
+        if depths and (queries := seen * len(depths)) > MOST_VALUES:
+            raise UsageError(
+                f"{seen:,} iterations at {len(depths):,} draft lengths make {queries:,} queries, more than the "
+                f"{MOST_VALUES:,} that this command prints\nhint: `fpmjax.estimate` in Python takes any number of them"
+            )
+        lists, whole = block.work.lists, len(block.place) * len(depth)
+        each = 1 if lists is None else max(1, math.prod(lists.extend.shape[1:]))
+        step = max(1, LISTED // each)
+        for begin in range(0, whole, step):
+            at = np.arange(begin, min(begin + step, whole))
+            row, column = np.divmod(at, len(depth))
+            names = [str(block.place[i]) for i in row.tolist()]
+            yield Asked(some(block.work, row), depth[column] if depths else None, names)
 
-    if not depths:
-        return Asked(work, None, labels)
-    if (queries := len(labels) * len(depths)) > MOST_VALUES:
-        raise UsageError(f"{len(labels):,} iterations at {len(depths):,} draft lengths make {queries:,} queries")
-    if work.lists is not None and (entries := work.lists.extend.size * len(depths)) > MOST_LISTED:
-        raise UsageError(
-            f"the request lists of all iterations at {len(depths):,} draft lengths, padded to the longest, make "
-            f"{entries:,} entries, more than {MOST_LISTED:,}\nhint: ask for fewer iterations or draft lengths at once"
-        )
-    repeated = some(work, np.repeat(np.arange(len(labels)), len(depths)))
-    return Asked(repeated, np.tile(np.array(depths, np.int64), len(labels)), [name for name in labels for _ in depths])
+
+@dataclass(frozen=True, eq=False)
+class Answered:
+    """n queries, without their request lists, and what became of them.
+
+    result: an estimate, [n] and the most ranks that any query has; reason: why the refused query that tells most has
+    no answer, None where all have one.
+    """
+
+    asked: Asked
+    result: Any
+    reason: FpmError | None = None
+
+
+def answered(model: Any, pieces: Iterable[Asked], *, evidence: bool = False) -> Answered:
+    """The answers to all pieces as those to one; only one piece is held with its lists."""
+    from fpmjax.status import Status
+
+    done: list[Answered] = []
+    reason: FpmError | None = None
+    seen = 0
+    with Progress("estimating", unit="queries") as bar:
+        for asked in pieces:
+            result = answers(model, asked, evidence=evidence)
+            if (result.status > Status.IDLE).any() and not isinstance(reason, CoverageError):
+                found = explain(model, asked, telling(result.status))
+                reason = found if reason is None or isinstance(found, CoverageError) else reason
+            done.append(Answered(replace(asked, work=replace(asked.work, lists=None)), result))
+            seen += len(result.status)
+            bar(seen)
+    return joined(done, reason)
+
+
+def joined(done: list[Answered], reason: FpmError | None) -> Answered:
+    """Several answers as one; where another piece has more ranks, the missing ones are idle."""
+    import jax
+
+    if len(done) == 1:
+        return replace(done[0], reason=reason)
+    ranks = max(piece.asked.work.ranks for piece in done)
+    work = concatenated([jax.tree.map(lambda x: padded(x, 0, ranks), piece.asked.work) for piece in done])
+    depths = [piece.asked.depth for piece in done if piece.asked.depth is not None]
+    depth = np.concatenate(depths) if depths else None
+    label = [name for piece in done for name in piece.asked.label or ()]
+    result = concatenated([with_idle_ranks(piece.result, ranks) for piece in done])
+    return Answered(Asked(work, depth, label), result, reason)
+
+
+def concatenated(trees: list[Any]) -> Any:
+    import jax
+
+    return jax.tree.map(lambda *x: np.concatenate(x), *trees)
+
+
+def padded(x: Any, fill: float, ranks: int) -> np.ndarray:
+    """An array [n, r] as [n, ranks]."""
+    x = np.asarray(x)
+    return np.pad(x, [(0, 0), (0, ranks - x.shape[1])], constant_values=np.asarray(fill, x.dtype))
+
+
+def with_idle_ranks(result: Any, ranks: int) -> Any:
+    """An estimate whose parts have so many ranks, the new ones without work."""
+    import jax
+
+    from fpmjax.answer import Evidence, Parts
+
+    stp: Any = getattr(result, "stp", result)
+    if stp.parts is None:
+        return result
+    nothing: Any = Evidence(-1, (-1,) * 4, (0.0,) * 4)
+    idle = Parts(math.nan, math.nan, math.nan, nothing, nothing, nothing)
+    wide = replace(stp, parts=jax.tree.map(lambda x, fill: padded(x, fill, ranks), stp.parts, idle))
+    return wide if stp is result else replace(result, stp=wide)
 
 
 def answers(model: Any, asked: Asked, *, evidence: bool) -> Any:

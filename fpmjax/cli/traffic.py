@@ -7,7 +7,7 @@ import difflib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
 import numpy as np
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fpmjax.work import Work
 
 BLOCK = 1 << 14  # iterations; one compiled size
-PADDED = 1 << 26  # bytes of a block if all its lines were as long as the longest: request lists are padded to that
+PADDED = 1 << 24  # bytes of a block if all its lines were as long as the longest: request lists are padded to that
 
 # Column of a CSV or Parquet file -> field of Work: its own name, the engine's, and the short one of a decode sweep.
 COLUMNS = {
@@ -70,13 +70,32 @@ def read_traffic(name: str) -> Iterator[Block]:
 
 
 def from_json(label: str, stream: BinaryIO) -> Iterator[Block]:
-    source, told = lines(label, stream), False
+    return iterations(label, lines(label, stream))
+
+
+def iterations(label: str, source: Iterable[tuple[int, bytes]]) -> Iterator[Block]:
+    """Numbered lines, one iteration each, in blocks; the first note about a suspicious idle one is enough."""
+    told = False
     for block in json_blocks(source):
         place = [f"line {number}" for number, _ in block]
         items = [unwrap(label, at, line) for at, (_, line) in zip(place, block, strict=True)]
-        work = read_iterations(label, place, items)
-        told = told or tell_unread(label, place, items, work)
-        yield Block(work, np.ones(len(block), np.int64), place)
+        for first, part in fitting(label, place, items):
+            here = items[first : first + len(part.place)]
+            told = told or tell_unread(label, part.place, here, part.work)
+            yield part
+
+
+def fitting(label: str, place: Sequence[str], items: list[Any], first: int = 0) -> Iterator[tuple[int, Block]]:
+    """(position of its first item, block): all of them, halved where padding to the longest list is too much."""
+    try:
+        yield first, Block(read_iterations(label, place, items), np.ones(len(items), np.int64), place)
+        return
+    except MetricsError as error:
+        if error.code != "lists_too_large" or len(items) == 1:
+            raise
+    half = len(items) // 2
+    yield from fitting(label, place[:half], items[:half], first)
+    yield from fitting(label, place[half:], items[half:], first + half)
 
 
 def json_blocks(source: Iterable[tuple[int, bytes]]) -> Iterator[list[tuple[int, bytes]]]:
@@ -127,19 +146,17 @@ def unwrap(label: str, place: str, line: bytes) -> Any:
     return event["fpm"]
 
 
-def metrics_file(name: str) -> tuple[Work, list[str]]:
-    """The iterations of a file and what to call them: one JSON document is one iteration, JSON lines are many."""
+def metrics_file(name: str) -> Iterator[Block]:
+    """The iterations of a file in blocks: one JSON document is one iteration, JSON lines are many."""
     with open_input(name) as (label, stream, _):
-        text = list(lines(label, stream))
-    if not text:
-        raise UsageError(f"{label} is empty\nhint: give the metrics of one iteration as JSON, or one per line")
-    if len(text) > 1 and not stands_alone(text[0][1]):  # one document, written over many lines
-        text = [(text[0][0], b"".join(line for _, line in text))]
-    place = [f"line {number}" for number, _ in text]
-    items = [unwrap(label, at, line) for at, (_, line) in zip(place, text, strict=True)]
-    work = read_iterations(label, place, items)
-    tell_unread(label, place, items, work)
-    return work, place
+        source = lines(label, stream)
+        begin = list(islice(source, 2))
+        if not begin:
+            raise UsageError(f"{label} is empty\nhint: give the metrics of one iteration as JSON, or one per line")
+        source = chain(begin, source)
+        if len(begin) > 1 and not stands_alone(begin[0][1]):  # one document, written over many lines
+            source = [(begin[0][0], b"".join(line for _, line in source))]
+        yield from iterations(label, source)
 
 
 def tell_unread(label: str, place: Sequence[str], items: Sequence[Any], work: Work) -> bool:
