@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from fpmjax.models.direct import direct as direct
     from fpmjax.models.regression import Regression as Regression
     from fpmjax.models.regression import regression as regression
+    from fpmjax.models.regression import stack as stack
+    from fpmjax.models.regression import update_many as update_many
     from fpmjax.models.settings import ErrorThreshold as ErrorThreshold
     from fpmjax.models.settings import Knots as Knots
     from fpmjax.observe.observations import Observations as Observations
@@ -73,6 +75,8 @@ _HOME = {
     "Direct": "models.direct",
     "regression": "models.regression",
     "Regression": "models.regression",
+    "stack": "models.regression",
+    "update_many": "models.regression",
     "ErrorThreshold": "models.settings",
     "Knots": "models.settings",
     "corrected": "models.corrected",

@@ -18,16 +18,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 
 from fpmjax._jax import own_scope
 from fpmjax.answer import Estimate, SpeculativeEstimate, no_evidence
-from fpmjax.errors import FpmError, MetricsError, SpeculationError
+from fpmjax.errors import FpmError, SpeculationError
+from fpmjax.guard import check_concrete, check_one_model, check_work, is_model
 from fpmjax.iteration import PHASES, shape_of
 from fpmjax.refusal import raise_first_refusal
 from fpmjax.rule import PUBLISHED, SpeculativeRule
 from fpmjax.speculative import (
     check_range,
+    check_rule,
     common_shape,
     countable,
     draft_lengths,
@@ -106,30 +107,19 @@ def estimate(
 
 
 def check_arguments(model: Any, work: Any, rule: Any) -> None:
-    """FpmError (`not_a_model`), MetricsError (`payload`), SpeculationError (`rule`) for another type of argument."""
-    if not hasattr(model, "composition") or not hasattr(model, "execution"):
+    """FpmError (`not_a_model`, `stacked`, `traced`), MetricsError (`payload`, `u32`), SpeculationError (`rule`)."""
+    if not is_model(model):
         raise FpmError(
             f"estimate asks a model, not a {type(model).__name__}\n"
             "hint: make one first, e.g. fpmjax.direct(cell); a function of your own goes inside your own jit",
             code="not_a_model",
         )
-    if not isinstance(work, Work):
-        raise MetricsError(
-            f"estimate takes Work, not a {type(work).__name__}\n"
-            "hint: Work.decode(requests, kv_tokens), or Work.from_metrics for a dict of engine metrics",
-            code="payload",
-        )
-    if any(isinstance(x, Tracer) for x in jax.tree.leaves((work, model))):
-        raise FpmError(
-            "estimate works on the host and cannot be traced\n"
-            "hint: inside jit, vmap or grad call model(work), or fpmjax.speculative(model, work, draft_length)",
-            code="traced",
-        )
+    check_one_model(model, "estimate")
+    check_work(work, "estimate")
+    inside = "inside jit, vmap or grad call model(work), or fpmjax.speculative(model, work, draft_length)"
+    check_concrete((work, model), "estimate", inside)
     shape_of({name: getattr(work, name) for name in COUNTS})
-    if rule is not None and not isinstance(rule, SpeculativeRule):
-        raise SpeculationError(
-            f"rule is a {type(rule).__name__}\nhint: fpmjax.SpeculativeRule(slope, intercept, provenance)", code="rule"
-        )
+    check_rule(rule)
 
 
 def only_what_is_there(work: Work, *, needs_lists: bool, model: Any) -> Work:

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from fpmjax.errors import FpmError
+from fpmjax.guard import is_stacked
 from fpmjax.lookup.bounds import check_tables
 from fpmjax.models.corrected import HYBRID, Corrected, corrected
 from fpmjax.models.direct import Direct
@@ -62,8 +63,11 @@ def new_corrected_like(model: Corrected) -> Corrected:
     """A correction of the same model without observations, of the same sizes."""
     stores = (*(model.fixed or ()), *(model.local or ()))
     slots = np.shape(stores[0].ratio)[-1] if stores else model.room
+    one = model.model
+    while is_stacked(one):
+        one = jax.tree.map(lambda x: np.asarray(x)[0], one)
     return corrected(
-        model.model,
+        one,
         policy=model.policy or HYBRID,
         bins=(model.room, 1),
         max_observations=slots,

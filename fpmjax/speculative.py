@@ -19,7 +19,8 @@ from jax.core import Tracer
 
 from fpmjax._jax import require_x64
 from fpmjax.answer import SpeculativeEstimate
-from fpmjax.errors import DraftLengthTypeError, SpeculationError
+from fpmjax.errors import DraftLengthTypeError, FpmError, SpeculationError
+from fpmjax.guard import check_one_model, check_work, is_model
 from fpmjax.iteration import OK, askable
 from fpmjax.metrics import U32_MAX
 from fpmjax.rule import PUBLISHED, SpeculativeRule
@@ -48,12 +49,16 @@ def speculative(model: Any, work: Work, draft_length: Any, rule: SpeculativeRule
     reported by the status, its type and the model's eligibility raise at trace time.
     rule: None is the published one.
 
-    Raises DraftLengthTypeError, SpeculationError (`unsupported_estimator`, `measured_round`), and FpmError
-    (`x64_required`) outside `fpmjax.x64()`.
+    Raises DraftLengthTypeError, SpeculationError (`unsupported_estimator`, `measured_round`, `rule`,
+    `draft_length_shape`), MetricsError (`payload`), and FpmError: `not_a_model`, `stacked`, and `x64_required` outside
+    `fpmjax.x64()`.
     """
     require_x64()
     depth = draft_lengths(draft_length)
     require_eligible(model)
+    check_one_model(model, "speculative")
+    check_work(work, "speculative")
+    check_rule(rule)
     common_shape(work.shape, np.shape(depth))
     factor = (rule or PUBLISHED).factor(depth)
     return speculate(jnp, model, work, depth, factor, is_published(rule))
@@ -137,8 +142,21 @@ def is_published(rule: SpeculativeRule | None) -> bool:
     return rule is None or rule.integers() == PUBLISHED.integers()
 
 
+def check_rule(rule: Any) -> None:
+    """SpeculationError (`rule`) for what is neither a rule nor None."""
+    if rule is not None and not isinstance(rule, SpeculativeRule):
+        raise SpeculationError(
+            f"rule is a {type(rule).__name__}\nhint: fpmjax.SpeculativeRule(slope, intercept, provenance)", code="rule"
+        )
+
+
 def require_eligible(model: Any) -> None:
-    """SpeculationError where scaling would be wrong or would count speculation twice."""
+    """SpeculationError where scaling would be wrong or would count speculation twice; FpmError for no model."""
+    if not is_model(model):
+        raise FpmError(
+            f"a draft length is for a model, not for a {type(model).__name__}\nhint: e.g. fpmjax.direct(cell)",
+            code="not_a_model",
+        )
     if model.composition != "whole_forward":
         raise SpeculationError(
             f"a draft length needs a model of the whole forward pass, not of `{model.composition}`\n"

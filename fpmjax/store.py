@@ -20,6 +20,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.core import Tracer
 
 from fpmjax.integrity import fault_of
 from fpmjax.model_file import (
@@ -121,6 +122,8 @@ def load_model(path: str | os.PathLike[str]) -> Any:
 def encode(value: Any, arrays: list[np.ndarray]) -> Any:
     """The value as JSON; arrays are appended to `arrays` and stand there by their position."""
     if isinstance(value, (np.ndarray, np.generic, jax.Array)):
+        if isinstance(value, Tracer):
+            refuse("a model cannot be saved while it is traced", "save what the compiled function returns", "kind")
         array = np.asarray(value, order="C")
         if array.dtype.str not in DTYPES:
             refuse(

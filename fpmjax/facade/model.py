@@ -6,11 +6,12 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from fpmjax.answer import SpeculativeEstimate
-from fpmjax.errors import OptionError, SpeculationError
+from fpmjax.errors import FpmError, OptionError, SpeculationError
 from fpmjax.estimate import estimate
 from fpmjax.facade.measured import Factors, Measured, explain
 from fpmjax.facade.shapes import detail_of, known, scaling_factor, speculative_detail
 from fpmjax.facade.tuning import learn
+from fpmjax.guard import check_one_model, is_model
 from fpmjax.metrics import U32_MAX, RankMetrics, parse_iteration, read_count, refuse
 from fpmjax.models.corrected import Corrected
 from fpmjax.models.direct import Direct
@@ -35,6 +36,13 @@ class ForwardPassPerfModel:
     """
 
     def __init__(self, model: Any, *, collect_coverage: bool = False):
+        if not is_model(model):
+            raise FpmError(
+                f"ForwardPassPerfModel takes a model, not a {type(model).__name__}\n"
+                "hint: e.g. ForwardPassPerfModel(direct(cell)), or ForwardPassPerfModel.best_available(config)",
+                code="not_a_model",
+            )
+        check_one_model(model, "ForwardPassPerfModel")
         self._origin: Origin | None = None
         table = model
         while isinstance(table, Corrected):
@@ -43,9 +51,10 @@ class ForwardPassPerfModel:
         if hasattr(table, "walk_decode") and (table is model or table is model.model):
             self._measured = Measured(table, collect_coverage=collect_coverage and table.cell is not None)
         if collect_coverage and (self._measured is None or self._measured.coverage is None):
-            raise ValueError(
+            raise OptionError(
                 f"collect_coverage counts lookups in a measured cell, but this {type(model).__name__} has none\n"
-                "hint: pass the model that `direct(cell)` returned, or leave collect_coverage out"
+                "hint: pass the model that `direct(cell)` returned, or leave collect_coverage out",
+                code="collect_coverage",
             )
         self._follow(model)
 

@@ -23,8 +23,10 @@ from fpmjax._jax import pytree, require_x64, x64
 from fpmjax.answer import Correction, Estimate
 from fpmjax.errors import FpmError, OptionError
 from fpmjax.estimate import estimate
+from fpmjax.guard import check_one_model, check_work, is_model
 from fpmjax.iteration import OK
 from fpmjax.metrics import show
+from fpmjax.models.intake import check_observations
 from fpmjax.observe.observations import Observations
 from fpmjax.observe.ratios import KINDS, NO_CELLS, NONE, Boxes, Fixed, Local, boxes_for, place
 from fpmjax.observe.retain import CELL_LIMIT, repeat
@@ -65,13 +67,14 @@ def corrected(
     factor_bounds: observed over native is clipped to them before it is stored; None: unbounded on that side.
     enabled: False stores nothing, and every factor is 1.
 
-    Raises OptionError for a value outside its range.
+    Raises OptionError for a value outside its range, FpmError (`not_a_model`, `stacked`) for another kind of model.
     """
-    if not hasattr(model, "composition"):
+    if not is_model(model):
         raise FpmError(
             f"corrected takes a model, not a {type(model).__name__}\nhint: e.g. corrected(direct(cell), observations)",
             code="not_a_model",
         )
+    check_one_model(model, "corrected")
     check_options(policy, min_observations, bins, max_observations, factor_bounds)
     sizes = {"max_num_tokens": max_num_tokens, "max_batch_size": max_batch_size, "max_kv_tokens": max_kv_tokens}
     for name, size in sizes.items():
@@ -117,10 +120,13 @@ class Corrected:
     def __call__(self, work: Work, *, evidence: bool = False) -> Estimate:
         """Pure: the native estimate, multiplied; `Estimate.correction` shows both."""
         require_x64()
+        check_work(work, "a model")
+        check_one_model(self, "a call")
         return self._correct(jnp, work, self.model(work, evidence=evidence))
 
     def on_host(self, work: Work, *, evidence: bool = False) -> Estimate:
         """`__call__` for a few queries: the same bits and no compile, where the native model needs none."""
+        check_work(work, "a model")
         ask: Any = getattr(self.model, "on_host", None) or partial(estimate, self.model, check=False)
         return self._correct(np, work, ask(work, evidence=evidence))
 
@@ -134,7 +140,11 @@ class Corrected:
 
         The native model is asked once for all of them.  Left out, and counted in `.report`: what it does not answer
         with a time above zero (refused, not ready, not its role), and under "fixed" what lies outside the box.
+
+        Raises MetricsError `payload` for what is no observations, FpmError (`stacked`, `traced`).
         """
+        check_one_model(self, "update")
+        check_observations(observations, self)
         work, wall_ms = observations.work, np.asarray(observations.wall_ms, np.float64)
         native: Any = estimate(self.model, work, check=False)
         kind, *xy = place(np, jax.tree.map(np.asarray, work))
@@ -212,6 +222,7 @@ class Corrected:
     @property
     def factors(self) -> np.ndarray:
         """float64: the factor of every such cell, and the general one of every dynamic store; empty: none yet."""
+        check_one_model(self, "factors")
         general = [store.general(int(self.min_observations)) for store in self.local or ()]
         return np.array([*(g for g in general if g is not None), *self._cell_factors()])
 

@@ -10,10 +10,12 @@ import jax
 import numpy as np
 
 from fpmjax.errors import MetricsError
-from fpmjax.iteration import askable
+from fpmjax.guard import check_concrete, check_work
+from fpmjax.iteration import askable, shape_of
+from fpmjax.metrics import refuse
 from fpmjax.observe.features import KINDS, ROLES, breaks_role, iteration_features, lacks_lists, need_lists, project
 from fpmjax.observe.observations import Observations
-from fpmjax.work import Array
+from fpmjax.work import COUNTS, Array
 
 PART = 1 << 16  # iterations whose features are made at once
 
@@ -44,6 +46,23 @@ def wrong_role(role: str) -> str:
     )
 
 
+def check_observations(observations: Any, model: Any = None) -> None:
+    """Raise MetricsError `payload` for what is none or does not fit together, FpmError `traced` inside jit.
+
+    model: what shall learn them; inside jit it cannot either.
+    """
+    hint = "Observations.of(work, wall_ms), .from_metrics, .read, or read_trace"
+    if not isinstance(observations, Observations):
+        refuse("payload", f"update takes Observations, not a {type(observations).__name__}", hint)
+    check_concrete((observations, model), "update", "update outside of jit; it compiles for itself")
+    check_work(observations.work, "Observations")
+    shape, wall = shape_of({name: getattr(observations.work, name) for name in COUNTS}), observations.wall_ms
+    if np.ndim(wall) != 1 or np.shape(wall) != shape[:-1] or np.asarray(wall).dtype.kind not in "iuf":
+        said = f"wall_ms is {np.asarray(wall).dtype} of shape {np.shape(wall)} beside work of batch shape {shape[:-1]}"
+        refuse("payload", f"the observations do not fit together: {said}", hint)
+
+
+@np.errstate(all="ignore")  # what overflows is no row
 def rows_of(
     observations: Observations,
     role: str,
@@ -62,9 +81,8 @@ def rows_of(
     for start, part in parts(observations):
         asked, _ = askable(np, part.work)
         models = None if which is None else which[start : start + len(part)]
-        features = iteration_features(
-            np, asked, tuple(np.moveaxis(weights if models is None else weights[models], -1, 0))
-        )
+        scale = tuple(np.moveaxis(weights if models is None else weights[models], -1, 0))
+        features = iteration_features(np, asked, scale)
         busy = features.kind >= 0
         refuse_first(start, breaks_role(np, asked, role).any(-1), "role", wrong_role, role)
         if need_lists((*feature_axes, *sampling_axes)):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
+from dataclasses import fields, replace
 from typing import Any
 
 import jax
@@ -12,9 +12,10 @@ import numpy as np
 
 from fpmjax._jax import pytree, require_x64, x64
 from fpmjax.answer import Estimate
-from fpmjax.errors import OptionError
+from fpmjax.errors import FpmError, OptionError
+from fpmjax.guard import check_concrete, check_one_model, check_work, is_model
 from fpmjax.iteration import IDLE, INVALID, OK, askable
-from fpmjax.models.intake import NO_LISTS, Rows, rows_of, wrong_role
+from fpmjax.models.intake import NO_LISTS, Rows, check_observations, rows_of, wrong_role
 from fpmjax.models.learner import Learner, Rules, absorb, absorb_rows, absorb_stacked
 from fpmjax.models.settings import DEFAULT_AXES, ErrorThreshold, Knots, Settings
 from fpmjax.observe.features import (
@@ -123,11 +124,14 @@ class Regression:
     @property
     def ready(self) -> bool:
         """Whether some store answers."""
+        check_concrete(self, "ready", "inside jit look at the status of an answer")
         return bool(np.any(self.learners.plane.ready))
 
     @property
     def stores(self) -> tuple[dict[str, Any], ...]:
         """Per store: workload_kind, ready, retained_observations, and with knots what became of them."""
+        check_one_model(self, "stores")
+        check_concrete(self, "stores", "look at them outside of jit")
         return tuple(self._diagnose(i) for i in range(len(self.kinds)))
 
     def _diagnose(self, i: int) -> dict[str, Any]:
@@ -157,9 +161,12 @@ class Regression:
 
     def on_host(self, work: Work, *, evidence: bool = False) -> Estimate:
         """`__call__` for a few queries in NumPy: the same bits and no compile."""
-        return self._answer(np, work)
+        with np.errstate(all="ignore"):
+            return self._answer(np, work)
 
     def _answer(self, xp: Any, work: Work) -> Estimate:
+        check_work(work, "a model")
+        check_one_model(self, "a call")
         asked, status = askable(xp, work)
         features = iteration_features(xp, asked, tuple(self.weights[i] for i in range(3)))
         busy = features.kind >= 0
@@ -197,8 +204,11 @@ class Regression:
         """The model after these observations, in order; this one stays as it is.  All of them or, on error, none.
 
         Raises MetricsError: `role` (work that a worker of this role does not do), `lists_needed` (a selected axis
-        needs request lists that an active rank does not carry).
+        needs request lists that an active rank does not carry), `payload` for what is no observations; FpmError
+        `stacked` (use `update_many`), `traced`.
         """
+        check_one_model(self, "update")
+        check_observations(observations, self)
         rows = rows_of(observations, self.role, self.feature_axes, self.sampling_axes, self.weights)
         learners = self.learners
         for i in np.unique(rows.store).tolist():
@@ -260,31 +270,78 @@ def pad(x: Array, size: int) -> Array:
     return np.concatenate([x, np.zeros((size - len(x), *x.shape[1:]), x.dtype)])
 
 
+def positions(which: Any, n: int, count: int) -> Array:
+    """int64 [n], each below `count`; OptionError `which`."""
+    try:
+        found = np.asarray(which)
+    except ValueError:  # a ragged list
+        found = np.empty(())
+    whole = found.dtype.kind in "iu" or not n  # an empty list is of floats
+    if found.shape == (n,) and whole and ((found >= 0) & (found < count)).all():
+        return found.astype(np.int64)
+    raise OptionError(
+        f"which must name one of the {count} models for each of the {n} observations\n"
+        "hint: an integer array of the shape of wall_ms, counted from 0",
+        code="which",
+    )
+
+
 def stack(models: Sequence[Regression]) -> Regression:
     """Models of the same role, axes and padded sizes as one, a leading axis on every leaf.
 
     It answers under `vmap`: `jax.vmap(lambda model, work: model(work))(stack(models), work)` inside `fpmjax.x64()`;
     `jax.tree.map(lambda x: x[i], stack)` is the i-th one again.
+
+    Raises FpmError `not_a_model`, `stacked`, and OptionError `models` where there are none or they differ.
     """
+    models = list(models) if isinstance(models, Iterable) else [models]
+    if not models:
+        raise OptionError("a stack needs at least one model\nhint: stack([model, ...])", code="models")
+    for i, model in enumerate(models):
+        if not is_model(model):
+            what = f"models[{i}] is a {type(model).__name__}"
+            raise FpmError(f"stack takes a list of models, but {what}\nhint: stack([model, ...])", code="not_a_model")
+        check_one_model(model, "an entry of a stack")
+        if found := difference(model, models[0]):
+            raise OptionError(
+                f"models[{i}] does not go on a stack with models[0]: {found}\n"
+                "hint: a stack holds models of one kind, role, axes and size; make a stack of each",
+                code="models",
+            )
     return jax.tree.map(lambda *leaves: np.stack(leaves), *models)
+
+
+def difference(model: Any, other: Any) -> str:
+    """What keeps two models from standing on one stack; empty: nothing."""
+    if type(model) is not type(other):
+        return f"a {type(model).__name__} and a {type(other).__name__}"
+    for field in fields(model):
+        mine, its = getattr(model, field.name), getattr(other, field.name)
+        if jax.tree.structure(mine) != jax.tree.structure(its):
+            return f"they differ in {field.name}"
+        for x, y in zip(jax.tree.leaves(mine), jax.tree.leaves(its), strict=True):
+            if isinstance(x, (str, bool, int)) and x != y:
+                return f"{field.name} is {mine!r} and {its!r}"
+            if np.shape(x) != np.shape(y):
+                return f"arrays in {field.name} are of shape {np.shape(x)} and {np.shape(y)}"
+    return ""
 
 
 def update_many(models: Regression, observations: Observations, which: Any) -> Regression:
     """A `stack` of models after these observations, in order; which: int [n], the model that each one is for.
 
-    One compiled call for all of them.  Raises as `Regression.update` does, and then nothing changes.
+    One compiled call for all of them.  Raises as `Regression.update` does, and then nothing changes; OptionError
+    `models` for what is no such stack, `which` for other positions.
     """
-    which, count = np.asarray(which), len(models.weights)
-    if (
-        which.shape != observations.wall_ms.shape
-        or which.dtype.kind not in "iu"
-        or (which.size and (which.min() < 0 or which.max() >= count))
-    ):
+    if not isinstance(models, Regression) or np.ndim(models.weights) != 2:
+        found = f"{'one' if is_model(models) else 'a'} {type(models).__name__}"
         raise OptionError(
-            f"which must name one of the {count} models for each of the {len(observations.wall_ms)} observations\n"
-            "hint: an integer array of the shape of wall_ms, counted from 0",
-            code="which",
+            f"update_many takes a stack of regressions, not {found}\n"
+            "hint: stack([model, ...]); one model learns by itself, model.update(observations)",
+            code="models",
         )
+    check_observations(observations, models)
+    which = positions(which, len(observations), count := len(models.weights))
     rows = rows_of(observations, models.role, models.feature_axes, models.sampling_axes, models.weights, which)
     kinds = len(models.kinds)
     flat: Learner = jax.tree.map(lambda x: x.reshape(count * kinds, *x.shape[2:]), models.learners)

@@ -17,6 +17,7 @@ from fpmjax.observe.retain import CELL_LIMIT, Grid
 
 DEFAULT_AXES = ("attention", "moe")
 LARGEST = 2**31 - 1
+MOST = 2**20  # rows or misses kept per store; more says nothing about an engine as it is now, and has to be stored
 LARGEST_FLOAT = float(np.finfo(np.float64).max)
 SLOTS, RING = 64, 16  # smallest padded sizes, so that small capacities and windows share compiled code
 
@@ -25,10 +26,10 @@ def bad(name: str, value: Any, words: str, hint: str) -> NoReturn:
     raise OptionError(f"{name}={show(value)} {words}\nhint: {hint}", code=name)
 
 
-def whole(name: str, value: Any, least: int = 1) -> int:
-    """An integer option of at least `least`."""
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)) or not least <= value <= LARGEST:
-        bad(name, value, f"must be an integer of {least} to {LARGEST}", "give a whole number")
+def whole(name: str, value: Any, most: int = LARGEST) -> int:
+    """An integer option of 1 to `most`."""
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)) or not 1 <= value <= most:
+        bad(name, value, f"must be an integer of 1 to {most}", "give a whole number")
     return int(value)
 
 
@@ -59,7 +60,8 @@ class ErrorThreshold:
     def __post_init__(self):
         number("relative_tolerance", self.relative_tolerance)
         number("absolute_tolerance_ms", self.absolute_tolerance_ms)
-        for name in ("window", "cooldown", "startup_observations", "trigger"):
+        whole("window", self.window, MOST)
+        for name in ("cooldown", "startup_observations", "trigger"):
             whole(name, getattr(self, name))
         if self.trigger > self.window:
             bad("trigger", self.trigger, f"must be at most window={self.window}", "a window holds that many rows")
@@ -82,13 +84,14 @@ class Knots:
     cooldown: int = 64
 
     def __post_init__(self):
-        if self.per_axis not in (2, 3):
+        if not isinstance(self.per_axis, (int, np.integer)) or self.per_axis not in (2, 3):
             bad("per_axis", self.per_axis, "knots per axis must be 2 or 3", "start with 2")
         if self.step is not None:
             whole("step", self.step)
         number("tolerance", self.tolerance, positive=True)
         number("absolute_tolerance_ms", self.absolute_tolerance_ms)
-        for name in ("window", "trigger", "cooldown"):
+        whole("window", self.window, MOST)
+        for name in ("trigger", "cooldown"):
             whole(name, getattr(self, name))
         if self.trigger > self.window:
             bad("trigger", self.trigger, f"must be at most window={self.window}", "a window holds that many rows")
@@ -112,7 +115,7 @@ class Settings:
     weights: tuple[float, float, float]
 
     def __post_init__(self):
-        if self.role not in ROLES:
+        if not isinstance(self.role, str) or self.role not in ROLES:
             bad("role", self.role, "is no role of a worker", f"one of {', '.join(ROLES)}")
         for name in ("feature_axes", "sampling_axes"):
             object.__setattr__(self, name, axes_of(name, getattr(self, name)))
@@ -128,7 +131,7 @@ class Settings:
         if math.prod(bins) >= CELL_LIMIT:
             bad("bins_per_axis", bins, f"make {math.prod(bins):,} cells", f"their product stays below {CELL_LIMIT:,}")
         object.__setattr__(self, "bins_per_axis", bins)
-        whole("max_observations", self.max_observations)
+        whole("max_observations", self.max_observations, MOST)
         if whole("min_observations", self.min_observations) > self.max_observations:
             bad(
                 "min_observations",
@@ -195,7 +198,7 @@ def axes_of(name: str, axes: Any) -> tuple[str, ...]:
     """1 to 6 distinct axes of the catalogue."""
     if isinstance(axes, (str, bytes)) or not isinstance(axes, Sequence) or not 1 <= len(axes) <= 6:
         bad(name, axes, "must contain 1 to 6 axes", f"names out of {', '.join(AXES)}")
-    unknown = [a for a in axes if a not in AXES]
+    unknown = [a for a in axes if not isinstance(a, str) or a not in AXES]
     if unknown:
         bad(name, unknown[0], "is no axis", f"names out of {', '.join(AXES)}")
     if len(set(axes)) < len(axes):
