@@ -10,7 +10,7 @@ import numpy as np
 
 from fpmjax.estimate import estimate
 from fpmjax.iteration import askable
-from fpmjax.metrics import refuse, show
+from fpmjax.metrics import holds_masked, refuse, show
 from fpmjax.observe.features import KINDS, iteration_features
 from fpmjax.observe.observations import Observations
 from fpmjax.status import Status
@@ -81,7 +81,8 @@ def _statistics(rows: np.ndarray, predicted: np.ndarray, status: np.ndarray, obs
     if not len(scored):
         return counts | dict.fromkeys(_ERRORS)
     miss = predicted[scored] - observed[scored]
-    error = 100.0 * miss / observed[scored]
+    with np.errstate(over="ignore"):  # infinite where the miss is beyond float64
+        error = 100.0 * miss / observed[scored]
     ape = np.abs(error)
     p50, p90 = np.percentile(ape, [50, 90])
     return counts | {
@@ -138,9 +139,12 @@ def _groups(by: Any, work: Work, n: int) -> tuple[str, np.ndarray, list[str]]:
         if by not in SIZES:
             refuse("payload", f"by is {by!r}", f"it is one of {', '.join((*SIZES, 'kind'))}, a column, or None")
         return by, *_classes(SIZES[by](work))
+    values: Any
     try:
         values = np.asarray(by)
     except (TypeError, ValueError):  # ragged, or of a kind that NumPy does not know
+        values = np.empty(())
+    if not values.ndim or holds_masked(by):
         refuse("payload", f"by is {show(by)}, which is no column", "give one number or text per observation")
     if values.shape != (n,):
         refuse("payload", f"the column has shape {values.shape} for {n} observations", "give one entry per observation")
@@ -156,7 +160,8 @@ def _groups(by: Any, work: Work, n: int) -> tuple[str, np.ndarray, list[str]]:
         found, code = np.unique(values, return_inverse=True)
     except TypeError:
         refuse("payload", "the column by mixes kinds of values", "give numbers, or text")
-    return "column", code.reshape(n), [str(value) for value in found.tolist()]
+    labels = [str(value).encode(errors="backslashreplace").decode() for value in found.tolist()]
+    return "column", code.reshape(n), labels
 
 
 def _classes(sizes: np.ndarray) -> tuple[np.ndarray, list[str]]:

@@ -101,6 +101,7 @@ def test_columns_kinds_and_sizes_group():
     assert sizes("kv") == {"all": 3, "0": 1, "9-16": 1, "8193-16384": 1}
     assert sizes("tokens") == {"all": 3, "3-4": 1, "5-8": 1, "9-16": 1}
     assert sizes(["x", "y", "x"]) == sizes(pa.array(["x", "y", "x"])) == {"all": 3, "x": 2, "y": 1}
+    assert sizes(["\ud800", "b", "b"]) == {"all": 3, "\\ud800": 1, "b": 2}
     assert sizes(np.array([2.5, 1.0, 1.0])) == {"all": 3, "1.0": 2, "2.5": 1}
 
 
@@ -118,7 +119,20 @@ def test_arguments_are_checked():
             evaluate(MODEL, observations, by=by)
     with pytest.raises(MetricsError, match="has no value for 1 of 1"):
         evaluate(MODEL, observations[:1], by=[None])
-    for by in ("size", [1], [[1], [2]], [1, [2]], {"a": 1}, 5, object(), np.array([1, "a"], object), b"ab", True):
+    masked = np.ma.array([1, 2], mask=[True, False])
+    for by in (
+        "size",
+        [1],
+        [[1], [2]],
+        [1, [2]],
+        {"a": 1},
+        5,
+        object(),
+        np.array([1, "a"], object),
+        b"ab",
+        True,
+        masked,
+    ):
         with pytest.raises(MetricsError, match="\nhint: "):
             evaluate(MODEL, observations, by=by)
     for blocks in (0, 1.5, True, None):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -108,7 +109,7 @@ def test_a_speculative_batch_changes_no_model():
 
 
 def test_an_artifact_is_looked_at_too(tmp_path):
-    path = shutil.copy(CASES / "benchmark_results.json", tmp_path / "a.json")
+    path = Path(shutil.copy(CASES / "benchmark_results.json", tmp_path / "a.json"))
     whole = json.loads(path.read_text())
     scheduled = next(
         fpm["scheduled_requests"]

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from traces import CASES, GOOD, assert_same, code_of, outcomes, read, row, write
+from observed import assert_same
+from traces import CASES, GOOD, code_of, outcomes, read, row, write
 
 from fpmjax import OptionError, TraceError, read_trace
 

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from traces import CASES, GOOD, assert_same, code_of, outcomes, read, row, write
+from observed import assert_same
+from traces import CASES, GOOD, code_of, outcomes, read, row, write
 
 from fpmjax import Observations, TraceError
 from fpmjax.observe.layout import learn

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jax
 import pytest
 
 from fpmjax import Observations, TraceError, read_trace
@@ -69,10 +68,3 @@ def outcomes(observations: Observations) -> dict[str, int]:
     report = observations.report
     assert sum(report[name] for name in OUTCOMES) == report["lines"]
     return {name: report[name] for name in OUTCOMES if report[name]}
-
-
-def assert_same(a: Observations, b: Observations) -> None:
-    assert jax.tree.structure(a) == jax.tree.structure(b)
-    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-        assert x.dtype == y.dtype and x.shape == y.shape
-        assert x.tobytes() == y.tobytes()

@@ -13,15 +13,17 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 import pyarrow as pa
 
+from fpmjax import strict_json
 from fpmjax.errors import MetricsError, TraceError
 from fpmjax.metrics import show
-from fpmjax.observe.record import UNSPECIFIED
+from fpmjax.observe.record import MOST_ENTRIES, UNSPECIFIED
 from fpmjax.work import COUNTS, VARIANCES, RequestLists, Work
 
 # Field -> the names of its column, the written one first.
@@ -42,6 +44,8 @@ NAMES = {
     "extend_lengths": ("extend_lengths",),
     "past_kv_lengths": ("past_kv_lengths",),
 }
+CSV = (".csv", ".csv.gz")
+IPC = (".arrow", ".feather", ".ipc")
 LISTS = ("extend_lengths", "past_kv_lengths")
 NOTE = b"fpmjax.observations"  # key in the schema metadata
 PHASES = ("decode", "prefill", "mixed")
@@ -56,29 +60,41 @@ def refuse(code: str, message: str, hint: str) -> NoReturn:
 
 def write_columns(path: str | os.PathLike[str], work: Work, wall_ms: Any, timing: str) -> None:
     """The file appears whole or not at all."""
-    path = Path(path)
+    path = Path(label_of(path, "path"))
     table = to_table(work, np.asarray(wall_ms), timing)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        if path.suffix == ".csv":
-            import pyarrow.csv as pacsv
-
-            if nested := [f.name for f in table.schema if pa.types.is_nested(f.type)]:
-                refuse(
-                    "columns",
-                    f"CSV has no column of lists, but these have one entry per rank or request: {', '.join(nested)}",
-                    "write a `.parquet` file",
-                )
-            pacsv.write_csv(table.append_column("timing", pa.array([timing] * table.num_rows, pa.string())), partial)
-        else:
-            import pyarrow.parquet as pq
-
-            pq.write_table(table, partial)
+        _save(table, timing, str(partial), path.name.lower())
         os.replace(partial, path)
     except OSError as error:
         refuse("file", f"{path} cannot be written: {error}", "name a file in a folder that exists and is writable")
     finally:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+
+
+def _save(table: pa.Table, timing: str, to: str, name: str) -> None:
+    """In the format that `_open` takes a file of this name for."""
+    if name.endswith(CSV):
+        import pyarrow.csv as pacsv
+
+        if nested := [f.name for f in table.schema if pa.types.is_nested(f.type)]:
+            refuse(
+                "columns",
+                f"CSV has no column of lists, but these have one entry per rank or request: {', '.join(nested)}",
+                "write a `.parquet` file",
+            )
+        table = table.append_column("timing", pa.array([timing] * table.num_rows, pa.string()))
+        with pa.output_stream(to, compression="gzip" if name.endswith(".gz") else None) as stream:
+            pacsv.write_csv(table, stream)
+    elif name.endswith(IPC):
+        import pyarrow.feather as feather
+
+        feather.write_feather(table, to)
+    else:
+        import pyarrow.parquet as pq
+
+        pq.write_table(table, to)
 
 
 def to_table(work: Work, wall_ms: np.ndarray, timing: str) -> pa.Table:
@@ -119,6 +135,7 @@ def read_columns(source: str | os.PathLike[str] | pa.Table) -> tuple[Work, np.nd
         return Reader(label, source).read()
     try:
         table = _open(label)
+        _ = table.column_names  # ValueError for a CSV that is no text
     except (pa.ArrowException, OSError, ValueError) as error:
         if isinstance(error, TraceError):
             raise
@@ -128,23 +145,24 @@ def read_columns(source: str | os.PathLike[str] | pa.Table) -> tuple[Work, np.nd
     return Reader(label, table).read()
 
 
-def label_of(source: Any) -> str:
+def label_of(source: Any, what: str = "source") -> str:
     """The file, as messages name it; TraceError `file` for what is neither a file name nor a table."""
     if isinstance(source, pa.Table):
         return "the table"
     name = os.fspath(source) if isinstance(source, (str, os.PathLike)) else None
     if not isinstance(name, str) or not name or "\0" in name:
-        what = f"of type {type(source).__name__}" if name is None else show(name)
-        refuse("file", f"the source is {what}", "name a Parquet, Arrow or CSV file, or pass a pyarrow.Table")
+        given = f"of type {type(source).__name__}" if name is None else show(name)
+        refuse("file", f"the {what} is {given}", "name a Parquet, Arrow or CSV file, or pass a pyarrow.Table")
     return name
 
 
 def _open(label: str) -> pa.Table:
-    if label.endswith((".csv", ".csv.gz")):
+    name = label.lower()
+    if name.endswith(CSV):
         import pyarrow.csv as pacsv
 
         return pacsv.read_csv(label)
-    if label.endswith((".arrow", ".feather", ".ipc")):
+    if name.endswith(IPC):
         import pyarrow.feather as feather
 
         return feather.read_table(label)
@@ -169,10 +187,10 @@ class Reader:
                 column = table.column(found[0]).combine_chunks()
                 self.columns[field] = pa.concat_arrays(column.chunks) if isinstance(column, pa.ChunkedArray) else column
         try:
-            note = json.loads((table.schema.metadata or {}).get(NOTE, b"{}"))
-            self.note = note if isinstance(note, dict) else {}
+            note = strict_json.decode((table.schema.metadata or {}).get(NOTE, b"{}"))
         except ValueError:
-            self.note = {}
+            note = {}
+        self.note: dict[str, Any] = note if isinstance(note, dict) else {}
 
     def refuse(self, message: str, hint: str, code: str = "columns") -> NoReturn:
         refuse(code, f"{self.label}: {message}", hint)
@@ -208,7 +226,7 @@ class Reader:
         sizes = set()
         for name in (*COUNTS, *VARIANCES):
             column = self.columns.get(name)
-            if column is not None and (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
+            if column is not None and _is_ragged(column.type):
                 lengths = set(column.value_lengths().to_pylist())
                 if len(lengths) > 1 or None in lengths:
                     self.refuse(
@@ -230,10 +248,10 @@ class Reader:
     def numbers(self, name: str, dtype: type, ranks: int) -> np.ndarray:
         """Column -> [n, ranks]; counts have to be integers of 32 bits, as they stand in the file."""
         column = self.columns[name]
-        while pa.types.is_nested(column.type):
+        if pa.types.is_nested(column.type):
             if column.null_count:
                 self.refuse(f"column {name} has a null in row {_first_null(column)}", "give a number", "values")
-            column = column.flatten()
+            column = self.entries(name, column)
         wanted = pa.types.is_integer(column.type) or (dtype is np.float64 and pa.types.is_floating(column.type))
         if column.null_count or not (wanted or (pa.types.is_null(column.type) and not len(column))):
             fault = f"a null in row {_first_null(column) // ranks}" if column.null_count else f"type {column.type}"
@@ -247,6 +265,14 @@ class Reader:
         if values.size != self.n * ranks:
             self.refuse(f"column {name} does not have {ranks} entries in every row", "give one entry per rank")
         return values.astype(dtype).reshape(self.n, ranks)
+
+    def entries(self, name: str, column: Any) -> Any:
+        """What a column of lists holds, one after another."""
+        if not (_is_ragged(column.type) or pa.types.is_fixed_size_list(column.type)):
+            self.refuse(
+                f"column {name} has type {column.type}", "give numbers, or lists of one entry per rank", "values"
+            )
+        return column.flatten()
 
     def by_phase(self, fields: dict[str, Any], ranks: int) -> dict[str, Any]:
         """What `phase` and `batch_size` say where a phase has no columns of its own."""
@@ -287,8 +313,8 @@ class Reader:
             if ranks > 1:
                 if column.null_count or not pa.types.is_nested(column.type):
                     self.refuse(f"column {name} is not one list per rank", "a rank without lists is a null inside")
-                column = column.flatten()
-            if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
+                column = self.entries(name, column)
+            if not _is_ragged(column.type):
                 self.refuse(f"column {name} has type {column.type}", "give one list of integers per rank")
             values = column.flatten()
             if len(column) != self.n * ranks or not pa.types.is_integer(values.type) or values.null_count:
@@ -297,7 +323,14 @@ class Reader:
             if flat.size and flat.min() < 0:
                 self.refuse(f"column {name} has a negative entry", "lengths are tokens", "values")
             lengths = column.value_lengths().fill_null(-1).to_numpy(zero_copy_only=False)
-            width = max(int(lengths.max(initial=0)), self.note.get("lists") or 0)
+            noted = self.note.get("lists")
+            width = max(int(lengths.max(initial=0)), noted if isinstance(noted, int) else 0)
+            if len(lengths) * width > MOST_ENTRIES:
+                self.refuse(
+                    f"column {name}: {len(lengths)} lists padded to {width} entries each do not fit in memory",
+                    "read fewer rows at a time, or leave the lists out",
+                    "too_large",
+                )
             rows = np.zeros((len(lengths), width), np.uint64)
             rows[np.arange(width) < lengths[:, None]] = flat
             arrays.append(rows.reshape(self.n, ranks, width))
@@ -347,6 +380,10 @@ class Reader:
                     "observations are ordinary decoding; a draft length belongs to the query",
                     "speculative",
                 )
+
+
+def _is_ragged(kind: pa.DataType) -> bool:
+    return pa.types.is_list(kind) or pa.types.is_large_list(kind)
 
 
 def _first_null(column: pa.Array) -> int:

@@ -11,11 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from fpmjax.observe.record import Stream
+from fpmjax.observe.record import MOST_ENTRIES, Stream
 from fpmjax.observe.segments import refuse
 from fpmjax.work import COUNTS, VARIANCES, RequestLists, Work
-
-MOST_ENTRIES = 1 << 30  # padded request lists: 16 GiB for both
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
 import numpy as np
+from jax.core import Tracer
 
 from fpmjax._jax import pytree
 from fpmjax.errors import MetricsError, TraceError
@@ -30,6 +31,7 @@ from fpmjax.work import _elements as elements
 from fpmjax.work import _pack as pack
 from fpmjax.work import _refuse_dtype as refuse_dtype
 from fpmjax.work import _refuse_element as refuse_element
+from fpmjax.work import _refuse_masked as refuse_masked
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -69,6 +71,8 @@ class Observations:
         """
         if not isinstance(work, Work):
             refuse("payload", f"work is a {type(work).__name__}", "Work.of, .decode, .prefill or .from_iterations")
+        if any(isinstance(x, Tracer) for x in (wall_ms, *jax.tree.leaves(work))):
+            refuse("payload", "observations are checked by value, so not inside jit", "make them first, pass them in")
         wall = _milliseconds(wall_ms)
         if wall.shape != work.shape:
             refuse(
@@ -103,7 +107,7 @@ class Observations:
 
     @staticmethod
     def read(source: str | os.PathLike[str] | pa.Table, *, timing: str | None = None) -> Observations:
-        """Observations from a Parquet, Arrow or CSV file (`.csv`, `.csv.gz`), or from an Arrow table.
+        """Observations from a Parquet, Arrow (`.arrow`) or CSV (`.csv`, `.csv.gz`) file, or from an Arrow table.
 
         Columns, with the names of `fpmjax.observe.columns`: `wall_ms` (or `latency_ms`) and the fields of `Work`,
         absent ones zero; or `phase`, `batch_size`, `total_prefill_tokens` and `total_kv_read_tokens`.  A column of
@@ -123,9 +127,9 @@ class Observations:
             raise type(error)(f"{label_of(source)}: {error}", code=error.code) from None
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """To a Parquet file, or to CSV by the suffix `.csv` (one rank, no request lists); replaces the file.
+        """To a Parquet file, or by its suffix to Arrow (`.arrow`) or CSV (`.csv`, `.csv.gz`; one rank, no lists).
 
-        Reading a Parquet file back gives the same bits, ranks, lists and timing; `.report` is not kept.
+        Replaces the file.  Reading it back gives the same bits, ranks, lists and timing; `.report` is not kept.
         """
         from fpmjax.observe.columns import write_columns
 
@@ -137,7 +141,10 @@ class Observations:
 
         Raises MetricsError `mixed_timing` where the clocks differ, unless `mixed_timing` allows it.
         """
-        parts = list(parts)
+        several = isinstance(parts, Iterable) and not isinstance(parts, Observations)
+        parts = list(parts) if several else []
+        if not several or not all(isinstance(part, Observations) for part in parts):
+            refuse("payload", "what is concatenated are no observations", "pass a list of them, concat([a, b])")
         clocks = list(dict.fromkeys(part.timing for part in parts))
         if len(clocks) > 1 and not mixed_timing:
             refuse(
@@ -162,7 +169,10 @@ class Observations:
 
     def where(self, mask: Any) -> Observations:
         """The iterations for which `mask`, bool [n], is true."""
-        mask = np.asarray(mask)
+        try:
+            mask = np.asarray(mask)
+        except ValueError:  # ragged
+            mask = elements(mask)
         if mask.dtype != np.bool_ or mask.shape != (len(self),):
             refuse(
                 "payload",
@@ -214,6 +224,7 @@ def check_timing(timing: object) -> str:
 
 def _milliseconds(value: Any) -> np.ndarray:
     """float64 array of the shape of `value`, every element finite."""
+    refuse_masked(WALL, "wall_ms", value)
     array = as_array(value)
     if array is None:
         objects = elements(value)

@@ -12,6 +12,7 @@ from fpmjax.work import Work
 UNSPECIFIED = "unspecified"  # the source does not say what its clock measures
 SCHEMA = "dynamo.fpm.trace.v1"
 MODES = ("sampled", "full")
+MOST_ENTRIES = 1 << 30  # padded request lists: 16 GiB for both
 CLOCK_SECONDS = 1e8  # three years: no forward pass, but every reading of a wall clock since 1973
 
 
