@@ -43,13 +43,15 @@ def check_one_model(model: Any, who: str) -> None:
 
 
 def check_work(work: Any, who: str) -> None:
-    """Raise MetricsError `payload` for what is no `Work`."""
+    """Raise MetricsError `payload` for what is no `Work`, `no_ranks` for an empty rank axis."""
     if not isinstance(work, Work):
         raise MetricsError(
             f"{who} takes Work, not a {type(work).__name__}\n"
             "hint: Work.decode(requests, kv_tokens), or Work.from_metrics for a dict of engine metrics",
             code="payload",
         )
+    if not work.ranks:
+        raise MetricsError("the rank axis is empty\nhint: an idle rank is a row of zeros", code="no_ranks")
 
 
 def check_concrete(tree: Any, who: str, hint: str) -> None:

@@ -110,6 +110,8 @@ def test_only_observations_are_learned(learn):
         Observations(SEEN.work, np.ones(30, bool)),
         Observations(None, np.ones(3)),  # pyright: ignore[reportArgumentType]
         Observations(fpmjax.Work(), np.ones(3)),
+        Observations(SEEN.work, [1.0] * 30),
+        Observations(SEEN.work, np.array([1.0] * 30, object)),
     ):
         assert refusal(learn, made, error=MetricsError)[0] == "payload"
 
@@ -185,6 +187,42 @@ def test_options_of_knots_and_thresholds():
     for window in (MOST + 1, 2**31, 0, 1.0, np.ones(2)):
         assert refusal(fpmjax.Knots, window=window, trigger=1, error=OptionError)[0] == "window"
         assert refusal(fpmjax.ErrorThreshold, 0.1, 1.0, window, 1, 1, error=OptionError)[0] == "window"
+
+
+NO_RANKS = fpmjax.Work(decode_requests=np.zeros((3, 0), np.uint32), decode_kv=np.zeros((3, 0), np.uint32))
+NO_REQUESTS = fpmjax.Work(decode_requests=np.zeros((3, 1), np.uint32), decode_kv=np.ones((3, 1), np.uint32))
+NEGATIVE = fpmjax.Work(decode_requests=np.full((3, 1), -1), decode_kv=np.zeros((3, 1), np.int64))
+
+
+def test_work_that_no_constructor_makes():
+    for model in ONES.values():
+        assert refusal(fpmjax.estimate, model, NO_RANKS, error=MetricsError)[0] == "no_ranks"
+        for work in (NO_REQUESTS, NEGATIVE):
+            assert refusal(fpmjax.estimate, model, work, error=MetricsError)[0] == "invalid_work"
+    for name in ("regression", "correction"):
+        assert refusal(ONES[name].update, Observations(NO_RANKS, np.ones(3)), error=MetricsError)[0] == "no_ranks"
+    listed = fpmjax.regression(role="decode", feature_axes=["maxP"], sampling_axes=["n"], bins_per_axis=[4])
+    assert refusal(fpmjax.estimate, listed, WORK, error=MetricsError)[0] == "lists_needed"
+
+
+CORRECTION = {
+    "policy": ["other", None, [], 5],
+    "min_observations": [0, 65, float("nan"), "5", 2**70, True],
+    "bins": [(4,), (0, 4), (True, 4), (2**40, 2**40), np.array([4, 4]), "44", None],
+    "max_observations": [0, 2**20 + 1, 4.0, None],
+    "factor_bounds": [(float("nan"), 2), (0.5, float("inf")), (0.5, 10**400), "ab", (np.ones(2), 2), None, (2, 0.5)],
+    "max_num_tokens": [0, 10**400, 1.5],
+    "max_batch_size": [None, -1],
+    "max_kv_tokens": [True, "1"],
+    "enabled": ["no", None, 1, np.ones(2)],
+}
+
+
+@pytest.mark.parametrize("name", CORRECTION)
+def test_every_option_of_a_correction_is_refused_by_name(name):
+    for value in CORRECTION[name]:
+        code, message = refusal(fpmjax.corrected, ONES["table"], **{name: value}, error=OptionError)
+        assert code == name and message.startswith(f"{name} is")
 
 
 def test_weights_that_overflow_are_no_row_and_no_answer():

@@ -67,7 +67,8 @@ def corrected(
     factor_bounds: observed over native is clipped to them before it is stored; None: unbounded on that side.
     enabled: False stores nothing, and every factor is 1.
 
-    Raises OptionError for a value outside its range, FpmError (`not_a_model`, `stacked`) for another kind of model.
+    Raises OptionError (code: the option) for a value outside its range, FpmError (`not_a_model`, `stacked`) for what
+    is no single model.
     """
     if not is_model(model):
         raise FpmError(
@@ -76,6 +77,7 @@ def corrected(
         )
     check_one_model(model, "corrected")
     check_options(policy, min_observations, bins, max_observations, factor_bounds)
+    require(isinstance(enabled, (bool, np.bool_)), "enabled", enabled, "True or False")
     sizes = {"max_num_tokens": max_num_tokens, "max_batch_size": max_batch_size, "max_kv_tokens": max_kv_tokens}
     for name, size in sizes.items():
         require(is_count(size) and size <= LARGEST_BOX, name, size, f"an integer of 1 to {LARGEST_BOX:,}")
@@ -329,4 +331,5 @@ def is_number(value: Any) -> bool:
 
 def require(holds: bool, name: str, value: Any, words: str) -> None:
     if not holds:
-        raise OptionError(f"{name} is {show(value)}, but it has to be {words}\nhint: leave it out for the usual value")
+        what = f"{name} is {show(value)}, but it has to be {words}"
+        raise OptionError(f"{what}\nhint: leave it out for the usual value", code=name)

@@ -56,10 +56,11 @@ def check_observations(observations: Any, model: Any = None) -> None:
         refuse("payload", f"update takes Observations, not a {type(observations).__name__}", hint)
     check_concrete((observations, model), "update", "update outside of jit; it compiles for itself")
     check_work(observations.work, "Observations")
-    shape, wall = shape_of({name: getattr(observations.work, name) for name in COUNTS}), observations.wall_ms
-    if np.ndim(wall) != 1 or np.shape(wall) != shape[:-1] or np.asarray(wall).dtype.kind not in "iuf":
-        said = f"wall_ms is {np.asarray(wall).dtype} of shape {np.shape(wall)} beside work of batch shape {shape[:-1]}"
-        refuse("payload", f"the observations do not fit together: {said}", hint)
+    shape = shape_of({name: getattr(observations.work, name) for name in COUNTS})[:-1]
+    wall, dtype = observations.wall_ms, getattr(observations.wall_ms, "dtype", None)
+    if len(shape) != 1 or np.shape(wall) != shape or dtype is None or np.dtype(dtype).kind not in "iuf":
+        said = f"{type(wall).__name__ if dtype is None else dtype} of shape {np.shape(wall)}"
+        refuse("payload", f"wall_ms is {said} beside work of batch shape {shape}", hint)
 
 
 @np.errstate(all="ignore")  # what overflows is no row

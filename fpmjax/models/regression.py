@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +30,8 @@ from fpmjax.observe.features import (
 from fpmjax.observe.observations import Observations
 from fpmjax.status import Status
 from fpmjax.work import Array, Work
+
+M = TypeVar("M")
 
 FLOOR_MS = 1e-6  # the peer's smallest answer
 NOT_READY = np.int8(Status.NOT_READY)
@@ -195,9 +197,12 @@ class Regression:
         return f"{reason.sentence}: {have}, but latency rises with none of their features\nhint: observe varied work"
 
     def malformed(self, work: Work) -> tuple[str, str]:
-        """(code, message) for one iteration of valid counts that this model cannot take."""
+        """(code, message) for one iteration that this model cannot take."""
         if breaks_role(np, askable(np, work)[0], self.role).any():
             return "role", wrong_role(self.role)
+        if (askable(np, work)[1] != OK).any():
+            invalid = Status.INVALID_WORK
+            return invalid.code, f"{invalid.sentence}\nhint: build work with `fpmjax.Work.of`, which checks it"
         return "lists_needed", NO_LISTS
 
     def update(self, observations: Observations) -> Regression:
@@ -286,8 +291,8 @@ def positions(which: Any, n: int, count: int) -> Array:
     )
 
 
-def stack(models: Sequence[Regression]) -> Regression:
-    """Models of the same role, axes and padded sizes as one, a leading axis on every leaf.
+def stack(models: Iterable[M]) -> M:
+    """Models of one kind, role, axes and padded sizes as one, a leading axis on every leaf.
 
     It answers under `vmap`: `jax.vmap(lambda model, work: model(work))(stack(models), work)` inside `fpmjax.x64()`;
     `jax.tree.map(lambda x: x[i], stack)` is the i-th one again.
