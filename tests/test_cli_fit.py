@@ -256,8 +256,15 @@ def test_a_mistake_is_told_and_nothing_is_written(fpm, stream, monkeypatch, more
 def test_bad_sources_and_models_are_told(fpm, stream, fitted, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     ask = (*PLAIN, "--role", "decode", "-o", "m.npz")
-    fpm("fit", "nothing.jsonl", *ask).refused("there is no such file")
-    fpm("fit", "nothing.csv", *ask).refused("nothing.csv cannot be read")
+    fpm("fit", "nothing.jsonl", *ask).refused("nothing.jsonl does not exist")
+    fpm("fit", "nothing.csv", *ask).refused("nothing.csv does not exist")
+    fpm("fit", "embedded", *ask).refused("embedded is a table, not observations", "--correct")
+    (tmp_path / "seen.jsonl").write_text("")
+    fpm("fit", "sen.jsonl", *ask).refused("hint: did you mean seen.jsonl")
+    fpm("fit", "seen.jsonl", *ask).refused("seen.jsonl: empty, there is no iteration at all")
+    fpm("estimate", tmp_path, "--batch", 1, "--kv", 1).refused("holds observations, not a table", "fpmjax fit")
+    fpm("estimate", "none.npz", "--batch", 1, "--kv", 1).refused("none.npz does not exist", "`fpmjax fit` wrote")
+    fpm("fit", "seen.jsonl", "--not-speculativ", *ask).refused("--not-speculativ", "did you mean --not-speculative?")
     (tmp_path / "idle.csv").write_text("wall_ms,decode_requests,decode_kv\n0.0,1,100\n")
     fpm("fit", "idle.csv", *ask).refused("no usable iteration", "left out: 1 no_wall_time")
     (tmp_path / "line.jsonl").write_text("{}\n")
@@ -269,7 +276,9 @@ def test_bad_sources_and_models_are_told(fpm, stream, fitted, tmp_path, monkeypa
     fpm("estimate", fitted, "--select", "tp=1", "--batch", 1, "--kv", 1).refused("--select is about tables")
     fpm("estimate", fitted, "--verify-width", 2, "--batch", 1, "--kv", 1).refused("--verify-width is about tables")
     fpm("estimate", fitted, "--prefill-requests", 1, "--prefill-tokens", 9).refused(
-        "decode worker's regression", out=fpm("estimate", fitted, "--prefill-requests", 1, "--prefill-tokens", 9).out
+        "decode worker's regression",
+        "use --role aggregated",
+        out=fpm("estimate", fitted, "--prefill-requests", 1, "--prefill-tokens", 9).out,
     )
     fpm("coverage", fitted, "--traffic", "x").refused("is a saved model, not a table")
     fpm("evaluate", fitted, stream / "stream.csv", *PLAIN, "--by", "size").refused("is none of kind, batch")

@@ -84,7 +84,9 @@ def test_coverage_tells_bad_input_from_no_coverage(fpm):
 
 
 def test_a_path_that_does_not_exist_leads_to_the_embedded_table(fpm):
-    for command in (("inspect",), ("estimate", "--batch", "1", "--kv", "5"), ("coverage", "--traffic", "-")):
+    asked = ("estimate", "nosuch", "--batch", "1", "--kv", "5")
+    fpm(*asked).refused("nosuch does not exist", "`fpmjax fit` wrote", "`embedded`, which is the table inside")
+    for command in (("inspect",), ("coverage", "--traffic", "-")):
         fpm(command[0], "nosuch", *command[1:]).refused(
             "the path nosuch does not exist\nhint: give a Parquet file, the folder that holds the pair, or `embedded`, "
             "which is the table inside this package"

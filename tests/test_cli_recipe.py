@@ -77,7 +77,8 @@ def test_every_option_of_a_regression_has_its_flag(fpm, stream, flags, options):
 
 def test_options_of_a_correction(fpm, stream, embedded_cell):
     ask = ("fit", "whole.parquet", *PLAIN, "--correct", "m.npz")
-    assert fpm(*ask, "--factor-bounds", "none,1.1", "-o", "c.npz").code == 0
+    ran = fpm(*ask, "--factor-bounds", "none,1.1", "-o", "c.npz")
+    assert ran.code == 0 and "are cut to the bounds 0 and 1.1" in ran.err
     assert load_model("c.npz").bounds.tolist() == [0.0, 1.1]
     assert load_model("c.npz").factors.max() <= 1.1
     fpm(*ask, "--factor-bounds", "2", "-o", "c.npz").refused("'2' is not LOW,HIGH")

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 UNEQUAL, BAD_INPUT, NOT_COVERED = 1, 2, 3  # exit codes beside 0
 MOST_VALUES = 1_000_000  # in one list, and queries in one product: what a terminal or one JSON document can carry
 EMBEDDED = "embedded"
+INSIDE = f"`{EMBEDDED}`, which is the table inside this package"
 LISTED = 8  # cells named when several match
 
 LIST = """\
@@ -48,6 +49,17 @@ class Parser(argparse.ArgumentParser):
     def _print_message(self, message: str, file: Any = None) -> None:
         print(message, end="", file=file)  # argparse itself would be silent about help that cannot be written
 
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Every word is understood; of an unknown flag the nearest one of its own command is named."""
+        found, rest = self.parse_known_args(args, namespace)
+        if rest:
+            command = getattr(found, "parser", self)
+            name = next((word.partition("=")[0] for word in rest if word.startswith("-")), "")
+            close = difflib.get_close_matches(name, command._option_string_actions, 1)
+            hint = f"\nhint: did you mean {close[0]}?" if close else ""
+            command.error(f"unrecognized arguments: {' '.join(map(str, rest))}{hint}")
+        return found
+
     def error(self, message: str) -> NoReturn:
         hint = "" if "\nhint: " in message else f"\nhint: see `{self.prog} --help`"
         raise UsageError(message + hint)
@@ -61,7 +73,7 @@ def add_command(commands: Any, name: str, summary: str, run: Callable[..., int],
         description=f"{summary[0].upper()}{summary[1:]}.\n\n{about}",
         epilog=f"examples:\n{examples}",
     )
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, parser=parser)
     return parser
 
 
@@ -197,17 +209,12 @@ def open_cells(args: argparse.Namespace) -> Cells:
 
 def refuse_what_is_no_table(name: str) -> None:
     """Raise where TABLE is nothing at all, or measurements that nobody has made a table of yet."""
-    if not os.path.exists(name):
-        close = difflib.get_close_matches(name.lower(), [EMBEDDED])
-        hint = "did you mean" if close else "give a Parquet file, the folder that holds the pair, or"
-        raise UsageError(
-            f"the path {name} does not exist\nhint: {hint} `{EMBEDDED}`, which is the table inside this package"
-        )
+    require_path(name, f"a Parquet file, the folder that holds the pair, or {INSIDE}")
     if is_model_file(name):
         raise UsageError(
             f"{name} is a saved model, not a table\nhint: `fpmjax inspect`, `estimate` and `evaluate` take saved models"
         )
-    if os.path.isfile(name) and holds_observations(name):
+    if holds_observations(name):
         raise UsageError(
             f"{name} holds observations, not a table\n"
             f"hint: `fpmjax fit {name}` makes a model of them, `fpmjax evaluate MODEL {name}` scores one on them"
@@ -219,9 +226,24 @@ def refuse_what_is_no_table(name: str) -> None:
         )
 
 
+def require_path(name: str, wanted: str) -> None:
+    """Raise where a path is nothing at all, naming what is near to it, else what is wanted."""
+    if os.path.exists(name):
+        return
+    folder, last = os.path.split(name)
+    beside = os.listdir(folder or ".") if os.path.isdir(folder or ".") else []
+    hint = f"give {wanted}"
+    if near := difflib.get_close_matches(last, [*beside, EMBEDDED], 1, 0.8):
+        hint = f"did you mean {INSIDE if near[0] not in beside else os.path.join(folder, near[0])}"
+    raise UsageError(f"the path {name} does not exist\nhint: {hint}")
+
+
 def holds_observations(name: str) -> bool:
-    """Whether a file has the column of wall times, which no table has, or is a trace by its name."""
-    if name.lower().endswith((".jsonl", ".jsonl.gz")):
+    """Whether a file has the column of wall times, which no table has, or is, or a folder holds, traces by name."""
+    if os.path.isdir(name):
+        found = os.listdir(name)
+        return any(map(is_trace, found)) and not any(x.lower().endswith(".parquet") for x in found)
+    if is_trace(name):
         return True
     if name.lower().endswith((".csv", ".csv.gz")):
         with gzip.open(name) if name.lower().endswith(".gz") else open(name, "rb") as file:
@@ -236,6 +258,10 @@ def holds_observations(name: str) -> bool:
         return "wall_ms" in pq.read_schema(name).names
     except (pa.ArrowException, OSError, ValueError):
         return False
+
+
+def is_trace(name: str) -> bool:
+    return name.lower().endswith((".jsonl", ".jsonl.gz"))
 
 
 def holds_rows(name: str) -> bool:

@@ -61,6 +61,7 @@ def run(args: argparse.Namespace) -> int:
     note(f"{args.output}: {first:,} of {len(observations):,} observations learned{on}")
     for line in in_words(model):
         note(" ".join(line.split()))
+    tell_clipped(model)
     if args.json:
         head = {"fpmjax": __version__, "model": args.output} | contents(model)
         head |= {"continued": args.continued} if args.continued else {}
@@ -102,6 +103,17 @@ def learned(model: Any, observations: Observations) -> Any:
         except MetricsError:
             return model.update(observations)  # names the place among all of them
     return after
+
+
+def tell_clipped(model: Any) -> None:
+    """Note factors at the bounds of a correction: the engine is farther from what is corrected than they say."""
+    factors = getattr(model, "factors", None)
+    if factors is not None and (clipped := int(((factors == model.bounds[0]) | (factors == model.bounds[1])).sum())):
+        low, high = model.bounds
+        note(
+            f"{clipped:,} of {len(factors):,} factors are cut to the bounds {low:g} and {high:g}: the engine is "
+            "farther away than that; correct a nearer table, or widen --factor-bounds"
+        )
 
 
 def require_ready(model: Any) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import glob
 import math
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from fpmjax.cli.arguments import UsageError, shorten
+from fpmjax.cli.arguments import EMBEDDED, UsageError, require_path, shorten
 from fpmjax.cli.output import breakdown, note
 from fpmjax.errors import FpmError, OptionError
 from fpmjax.model_file import is_model_file
@@ -128,6 +129,11 @@ def read_observations(args: argparse.Namespace) -> tuple[Observations, list[dict
             f"{name} is a saved model, not observations\nhint: `fpmjax fit TRACE... --continue {name} -o MODEL` "
             f"teaches it more, `fpmjax evaluate {name} TRACE...` scores it"
         )
+    for name in args.traces:
+        if name == EMBEDDED and not os.path.exists(name):
+            raise UsageError(f"{name} is a table, not observations\nhint: --correct {name} learns factors over it")
+        if not glob.has_magic(name):
+            require_path(name, "traces, artifacts or columns, as the command's --help lists them")
     traces = [name for name in args.traces if not name.lower().endswith(COLUMNS)]
     tables = [found for name in args.traces if name not in traces for found in expanded(name)]
     if not traces:
@@ -162,6 +168,11 @@ def read_observations(args: argparse.Namespace) -> tuple[Observations, list[dict
     for part, report in zip(parts, reports, strict=True):
         tell_report(report, len(part), part.timing)
     if not len(whole):
+        if not any(map(left_out, reports)):
+            raise UsageError(
+                f"{' '.join(args.traces)}: empty, there is no iteration at all\n"
+                "hint: give what the engine wrote while it ran"
+            )
         raise UsageError("no usable iteration was read\nhint: the notes above say what became of every line")
     return whole, reports
 
@@ -173,20 +184,25 @@ def expanded(name: str) -> list[str]:
 
 def tell_report(report: dict[str, Any], iterations: int, timing: str) -> None:
     """What was read and what was left out, as notes."""
-    from fpmjax.observe.trace import OUTCOMES
-
-    used = ("accepted", "blank")
-    reasons = (*(outcome for outcome in OUTCOMES if outcome not in used), "overflow", "unmatched", "skipped")
     names = report["source"]
     name = names[0] if len(names) == 1 else f"{len(names)} sources"
-    read = f" from {report['lines']:,} lines" if "lines" in report else ""
+    read = f" from {report['lines']:,} lines" if report.get("lines") else ""
     note(f"{name}: {iterations:,} iterations{read}, clock {timing}")
-    if left := {reason: report[reason] for reason in reasons if report.get(reason)}:
+    if left := left_out(report):
         note(f"left out: {breakdown(left)}")
     for reason, shown in report.get("examples", {}).items():
         note(f"{reason}, for example {shown[0]}")
     for warning in report.get("warnings", ()):
         note(warning)
+
+
+def left_out(report: dict[str, Any]) -> dict[str, int]:
+    """Reason -> how many lines or iterations were left out for it."""
+    from fpmjax.observe.trace import OUTCOMES
+
+    used = ("accepted", "blank")
+    reasons = (*(outcome for outcome in OUTCOMES if outcome not in used), "overflow", "unmatched", "skipped")
+    return {reason: report[reason] for reason in reasons if report.get(reason)}
 
 
 def split_at(n: int, first_share: float | None) -> int:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fpmjax.cli.arguments import MOST_VALUES, U32_MAX, UsageError
+from fpmjax.cli.observed import in_flags
 from fpmjax.errors import CoverageError, FpmError
 from fpmjax.progress import Progress
 
@@ -234,7 +235,8 @@ def explain(model: Any, asked: Asked, query: int) -> FpmError:
 
     depth = 0 if asked.depth is None else int(asked.depth[query])
     try:
-        estimate(model, some(asked.work, query), draft_length=depth or None)
+        with in_flags():
+            estimate(model, some(asked.work, query), draft_length=depth or None)
     except FpmError as error:
         return error
     raise AssertionError(f"query {query} was refused in bulk and is answered alone")

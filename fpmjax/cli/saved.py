@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fpmjax.cli.arguments import UsageError, add_table, open_cell
+from fpmjax.cli.arguments import EMBEDDED, INSIDE, UsageError, add_table, open_cell, require_path
 from fpmjax.cli.output import fake_kv_rows
 from fpmjax.model_file import is_model_file
 
@@ -25,6 +25,8 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 def open_model(args: argparse.Namespace, *, verify_width: int = 1) -> Any:
     """The saved model, or the direct rule over the one cell that --select leaves."""
     if not is_model_file(args.table):
+        if args.table != EMBEDDED:
+            require_path(args.table, f"a file that `fpmjax fit` wrote, a table, or {INSIDE}")
         cell = open_cell(args)
         from fpmjax.models.direct import direct
 
