@@ -172,13 +172,14 @@ class Iteration:
         most = (self.H + self.K + self.P + self.B).astype(np.uint64)
         past = self.xp.where(self.listed, lists.past, np.uint64(0))
         # No sum wraps where no entry exceeds what a sum may be: at most 2**34 each.
-        small: Any = (past <= most[..., None]).all(-1)
+        small = (past <= most[..., None]).all(-1)
         return small & (past.sum(-1) <= most) & self.active & self.aligned
 
     @cached_property
     def all_usable(self) -> Array:
         """bool [n...]: every active rank has usable lists, and there is one."""
-        return (self.usable | ~self.active).all(-1) & self.active.any(-1)
+        fine: Any = self.xp.where(self.active, self.usable, True)
+        return fine.all(-1) & self.active.any(-1)
 
     @cached_property
     def rows(self) -> Rows:
