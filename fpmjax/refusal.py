@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import jax
 import numpy as np
 
 from fpmjax.answer import Estimate, SpeculativeEstimate
@@ -13,7 +14,7 @@ from fpmjax.errors import CoverageError
 from fpmjax.metrics import U32_MAX
 from fpmjax.speculative import check_range, widen
 from fpmjax.status import Status
-from fpmjax.work import COUNTS, PAIRS, Work
+from fpmjax.work import COUNTS, PAIRS, Array, Work
 
 SHORTER_DRAFTS = 32  # shorter draft lengths that a hint looks through
 
@@ -111,12 +112,12 @@ def longest_answered(ask: Callable, asked: Work, depth: int) -> int | None:
 
 
 def one_query(work: Work, index: tuple, axes: int) -> Work:
-    """One query of the work, fields [r]: its counts only."""
-    counts = {}
-    for name in COUNTS:
-        x = getattr(work, name)
-        if x is not None:
-            x = np.asarray(x)
-            full = x.reshape((1,) * (axes + 1 - x.ndim) + x.shape)
-            counts[name] = full[tuple(i if n > 1 else 0 for i, n in zip(index, full.shape, strict=False))]
-    return Work(**counts)
+    """One query of the work, fields [r, rest], as it was asked."""
+    lead = len(work.shape)
+    last = index[axes - lead :]  # draft lengths may have brought more axes in front
+
+    def pick(x: Array) -> Array:
+        x = np.asarray(x)
+        return x[tuple(i if n > 1 else 0 for i, n in zip(last, x.shape, strict=False))]
+
+    return jax.tree.map(pick, replace(work, refusal=None))
