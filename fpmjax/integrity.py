@@ -12,6 +12,7 @@ from fpmjax.guard import is_stacked
 from fpmjax.lookup.bounds import check_tables
 from fpmjax.models.corrected import HYBRID, Corrected, corrected
 from fpmjax.models.direct import Direct
+from fpmjax.models.forest import Forest, check_forest
 from fpmjax.models.regression import Regression, regression
 from fpmjax.models.settings import ErrorThreshold, Knots
 from fpmjax.tables.cell import Cell
@@ -39,6 +40,8 @@ def check(model: Any) -> None:
         check_tables(model.decode, model.prefill)
     elif isinstance(model, Regression):
         alike(model, new_regression_like(model), np.shape(model.learners.accepted)[:-1])
+    elif isinstance(model, Forest):
+        check_forest(model)
     elif isinstance(model, Corrected):
         check(model.model)
         alike(model, new_corrected_like(model), np.shape(model.min_observations))

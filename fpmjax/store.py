@@ -43,6 +43,10 @@ KINDS = {
     "Direct": "models.direct",
     "Regression": "models.regression",
     "Corrected": "models.corrected",
+    "Forest": "models.forest",
+    "Cuts": "models.trees",
+    "Masks": "models.trees",
+    "Walk": "models.trees",
     "DecodeTable": "lookup.decode",
     "PrefillTable": "lookup.prefill",
     "Axis": "lookup.axis",
@@ -59,7 +63,7 @@ KINDS = {
     "Fixed": "observe.ratios",
     "Local": "observe.ratios",
 }
-MODELS = ("Direct", "Regression", "Corrected")
+MODELS = ("Direct", "Regression", "Corrected", "Forest")
 BESIDE = {"Direct": "cell"}  # attributes that are no fields, but that messages and coverage need
 
 
@@ -67,7 +71,7 @@ def save_model(model: Any, path: str | os.PathLike[str]) -> None:
     """Write a model to one file; an older file of that name is replaced when the new one is complete.
 
     path: with the suffix `.parquet` a Parquet file, otherwise NPZ; `load_model` tells them apart by their content.
-    model: from `direct`, `regression` or `corrected`, with its observations; also a stack of models.
+    model: from `direct`, `regression`, `corrected` or `load_forest`, with its observations; also a stack of models.
 
     Raises ModelFileError: `kind` for what is none of these, `shape` for arrays that do not fit, `unwritable`.
     """
