@@ -6,6 +6,7 @@ import math
 import os
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -84,7 +85,7 @@ class Forest:
     def __call__(self, work: Work, *, evidence: bool = False) -> Estimate:
         """Pure: an estimate of every query in `work`, any batch shape; there is no evidence to add."""
         require_x64()
-        return self._answer(jnp, work)
+        return on_device(self)._answer(jnp, work)
 
     def on_host(self, work: Work, *, evidence: bool = False) -> Estimate:
         """`__call__` for a few queries in NumPy, trees summed in the peer's order; equal within 1e-12."""
@@ -102,8 +103,9 @@ class Forest:
                 f"{kind!r} is no store of this forest\nhint: it has {', '.join(self.kinds)}",
                 code="kind",
             )
+        model, features = on_device(self), jnp.asarray(features)[..., np.array(self.used)]
         store = jnp.full(features.shape[:-1], self.kinds.index(kind), np.int32)
-        return self._milliseconds(jnp, self._sum(jnp, self.cuts, store, features[..., np.array(self.used)]))
+        return self._milliseconds(jnp, model._sum(jnp, model.cuts, store, features))
 
     def _answer(self, xp: Any, work: Work) -> Estimate:
         asked, status = askable(xp, work)
@@ -161,6 +163,11 @@ class Forest:
 
     def __repr__(self) -> str:
         return f"<Forest: {self.role}, {len(self.features)} features, stores {', '.join(self.kinds)}>"
+
+
+def on_device(model: Forest) -> Forest:
+    """The same arrays as those of jax: NumPy's cannot be indexed by what is traced."""
+    return jax.tree.map(jnp.asarray, model)
 
 
 def padded(cuts: list[list[np.ndarray]]) -> Cuts:

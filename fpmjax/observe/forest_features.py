@@ -25,7 +25,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fpmjax.iteration import askable
-from fpmjax.observe.features import unfused
 from fpmjax.work import Array, Work
 
 SLOTS = 32
@@ -141,12 +140,17 @@ class Iteration:
     def squares(self) -> Array:
         xp, B = self.xp, self.B
         mean = self.K / xp.maximum(B, 1.0)
-        each = unfused(xp, B * self.decode_variance, B) + unfused(xp, B * mean * mean, B)
+        each = rounded(xp, B * self.decode_variance) + rounded(xp, B * mean * mean)
         return self.in_order(xp.where(B > 0.0, each, ZERO))
 
     def in_order(self, x: Array) -> Array:
         """Sum over ranks [n..., r], first to last: fractions round differently in another order."""
-        return np.cumsum(x, -1)[..., -1] if self.xp is np else x.sum(-1)
+        if self.xp is np:
+            return np.cumsum(x, -1)[..., -1]
+        from jax import lax
+
+        by_rank = self.xp.moveaxis(x, -1, 0)
+        return lax.scan(lambda total, more: (total + more, None), self.xp.zeros_like(by_rank[0]), by_rank)[0]
 
     @cached_property
     def aligned(self) -> Array:
@@ -227,19 +231,29 @@ class Iteration:
             past, extend, times = lax.sort((*keys, times), num_keys=2)
         return -past, -extend, xp.cumsum(times, -1)
 
-    def slot(self, i: int, part: str) -> Array:
-        past, extend, so_far = self.ranked
-        there = (so_far[..., -1] > i) & self.all_usable
-        if part == "present":
-            return there.astype(np.float64)
-        place = self.xp.minimum((so_far <= i).sum(-1), so_far.shape[-1] - 1)[..., None]
-        value = self.xp.take_along_axis(past if part == "past" else extend, place, -1)[..., 0]
-        return self.xp.where(there, value, ZERO)
+    @cached_property
+    def slots(self) -> dict[str, Array]:
+        """Per part, float64 [n..., 32]; 0 behind the last row."""
+        xp, (past, extend, so_far) = self.xp, self.ranked
+        slot = np.arange(SLOTS, dtype=np.float64).reshape((1,) * len(self.work.shape) + (SLOTS,))
+        there = (so_far[..., -1:] > slot) & self.all_usable[..., None]
+        place = (so_far[..., None, :] <= slot[..., None]).sum(-1)
+        place = xp.minimum(place, so_far.shape[-1] - 1)
+        e, p = (xp.where(there, xp.take_along_axis(x, place, -1), ZERO) for x in (extend, past))
+        return {"present": there.astype(np.float64), "past": p, "extend": e}
 
     def mean(self, total: Array, count: Array) -> Array:
         """Quotient of sums over ranks, 0 of nothing."""
         total, count = total.sum(-1), count.sum(-1)
         return self.xp.where(count > 0.0, total / self.xp.maximum(count, 1.0), ZERO)
+
+
+def rounded(xp: Any, product: Array) -> Array:
+    """The product as a float64: a quotient keeps the compiler from contracting it with the sum that it enters.
+
+    The divisor is one, which a compiler cannot know: that counts are not negative, it does.
+    """
+    return product / xp.where(product < np.inf, 1.0, 2.0)
 
 
 Feature = Callable[[Iteration], Array]
@@ -284,7 +298,7 @@ PARTS = ("present", "past", "extend")
 FEATURES: dict[str, Feature] = {
     **TOTALS,
     **REQUESTS,
-    **{f"slot{k}_{part}": lambda i, k=k, part=part: i.slot(k, part) for k in range(SLOTS) for part in PARTS},
+    **{f"slot{k}_{part}": lambda i, k=k, part=part: i.slots[part][..., k] for k in range(SLOTS) for part in PARTS},
 }
 # Features that are log1p of another one.
 LOGARITHMS = {
