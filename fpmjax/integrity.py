@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -10,9 +11,11 @@ import numpy as np
 from fpmjax.errors import FpmError
 from fpmjax.guard import is_stacked
 from fpmjax.lookup.bounds import check_tables
+from fpmjax.models.chosen import Chosen, chosen
 from fpmjax.models.corrected import HYBRID, Corrected, corrected
 from fpmjax.models.direct import Direct
 from fpmjax.models.forest import Forest, check_forest
+from fpmjax.models.intervals import WithIntervals, widths
 from fpmjax.models.regression import Regression, regression
 from fpmjax.models.settings import ErrorThreshold, Knots
 from fpmjax.tables.cell import Cell
@@ -45,6 +48,16 @@ def check(model: Any) -> None:
     elif isinstance(model, Corrected):
         check(model.model)
         alike(model, new_corrected_like(model), np.shape(model.min_observations))
+    elif isinstance(model, Chosen):
+        check(model.stable)
+        check(model.challenger)
+        new, nobody = chosen(*map(first_of, model.experts)), {"stable": None, "challenger": None}
+        alike(replace(model, **nobody), replace(new, **nobody), np.shape(model.warmup))
+    elif isinstance(model, WithIntervals):
+        if not isinstance(model.model, Direct) or not isinstance(model.level, float) or not 0 < model.level < 1:
+            raise UnfitError(f"its intervals are around a {type(model.model).__name__}, level {model.level}")
+        check(model.model)
+        alike(replace(model, model=None), WithIntervals(None, *widths(), model.level), np.shape(model.count)[:-2])
 
 
 def new_regression_like(model: Regression) -> Regression:
@@ -66,17 +79,21 @@ def new_corrected_like(model: Corrected) -> Corrected:
     """A correction of the same model without observations, of the same sizes."""
     stores = (*(model.fixed or ()), *(model.local or ()))
     slots = np.shape(stores[0].ratio)[-1] if stores else model.room
-    one = model.model
-    while is_stacked(one):
-        one = jax.tree.map(lambda x: np.asarray(x)[0], one)
     return corrected(
-        one,
+        first_of(model.model),
         policy=model.policy or HYBRID,
         bins=(model.room, 1),
         max_observations=slots,
         min_observations=1,
         enabled=bool(stores),
     )
+
+
+def first_of(model: Any) -> Any:
+    """The model, or the first one of a stack."""
+    while is_stacked(model):
+        model = jax.tree.map(lambda x: np.asarray(x)[0], model)
+    return model
 
 
 def alike(model: Any, new: Any, stack: tuple[int, ...]) -> None:

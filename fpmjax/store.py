@@ -43,6 +43,8 @@ KINDS = {
     "Direct": "models.direct",
     "Regression": "models.regression",
     "Corrected": "models.corrected",
+    "Chosen": "models.chosen",
+    "WithIntervals": "models.intervals",
     "Forest": "models.forest",
     "Cuts": "models.trees",
     "Masks": "models.trees",
@@ -63,7 +65,7 @@ KINDS = {
     "Fixed": "observe.ratios",
     "Local": "observe.ratios",
 }
-MODELS = ("Direct", "Regression", "Corrected", "Forest")
+MODELS = ("Direct", "Regression", "Corrected", "Chosen", "WithIntervals", "Forest")
 BESIDE = {"Direct": "cell"}  # attributes that are no fields, but that messages and coverage need
 
 
@@ -71,7 +73,7 @@ def save_model(model: Any, path: str | os.PathLike[str]) -> None:
     """Write a model to one file; an older file of that name is replaced when the new one is complete.
 
     path: with the suffix `.parquet` a Parquet file, otherwise NPZ; `load_model` tells them apart by their content.
-    model: from `direct`, `regression`, `corrected` or `load_forest`, with its observations; also a stack of models.
+    model: from `direct`, `regression`, `load_forest`, `corrected`, `chosen`, `with_intervals`; also a stack of models.
 
     Raises ModelFileError: `kind` for what is none of these, `shape` for arrays that do not fit, `unwritable`.
     """
