@@ -135,7 +135,8 @@ class Corrected:
     def _correct(self, xp: Any, work: Work, native: Estimate) -> Estimate:
         factor = xp.where(native.status == OK, self.boxes.look_up(xp, work), 1.0)
         correction = Correction(native.latency_ms, factor)
-        return replace(native, latency_ms=native.latency_ms * factor, correction=correction)
+        latency_ms, interval = native.latency_ms * factor, native.scaled(factor)
+        return replace(native, latency_ms=latency_ms, correction=correction, interval=interval)
 
     def update(self, observations: Observations) -> Corrected:
         """The model after these observations, in their order; this one stays as it is.
