@@ -33,10 +33,14 @@ if TYPE_CHECKING:
     from fpmjax.estimate import estimate as estimate
     from fpmjax.evaluate import evaluate as evaluate
     from fpmjax.facade import ForwardPassPerfModel as ForwardPassPerfModel
+    from fpmjax.models.chosen import Chosen as Chosen
+    from fpmjax.models.chosen import chosen as chosen
     from fpmjax.models.corrected import Corrected as Corrected
     from fpmjax.models.corrected import corrected as corrected
     from fpmjax.models.direct import Direct as Direct
     from fpmjax.models.direct import direct as direct
+    from fpmjax.models.intervals import WithIntervals as WithIntervals
+    from fpmjax.models.intervals import with_intervals as with_intervals
     from fpmjax.models.regression import Regression as Regression
     from fpmjax.models.regression import regression as regression
     from fpmjax.models.regression import stack as stack
@@ -81,6 +85,10 @@ _HOME = {
     "Knots": "models.settings",
     "corrected": "models.corrected",
     "Corrected": "models.corrected",
+    "chosen": "models.chosen",
+    "Chosen": "models.chosen",
+    "with_intervals": "models.intervals",
+    "WithIntervals": "models.intervals",
     "Work": "work",
     "RequestLists": "work",
     "estimate": "estimate",
