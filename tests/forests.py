@@ -40,10 +40,10 @@ def artifact(trees: list[dict], features: Any = ("num_decode_requests",), **more
     }
 
 
-def stump(threshold: float = 4.0, **more: Any) -> dict[str, Any]:
+def stump(cut: float = 4.0, **more: Any) -> dict[str, Any]:
     """1 ms where the feature is at most the threshold, otherwise 2 ms."""
     nodes = {"left": [1, -1, -1], "right": [2, -1, -1], "feature": [0, -1, -1]}
-    return {**nodes, "threshold": [threshold, 0.0, 0.0], "value": [0.0, 1.0, 2.0], **more}
+    return {**nodes, "threshold": [cut, 0.0, 0.0], "value": [0.0, 1.0, 2.0], **more}
 
 
 def random_tree(rng: np.random.Generator, features: int, size: int, values: np.ndarray) -> dict[str, Any]:

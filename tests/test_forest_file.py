@@ -27,7 +27,7 @@ MALFORMED = {
 }
 TREES = {
     "node arrays have mismatched lengths": {"value": [0.0, 1.0]},
-    "empty tree": dict.fromkeys(("left", "right", "feature", "threshold", "value"), []),
+    "empty tree": {name: [] for name in ("left", "right", "feature", "threshold", "value")},
     "missing_left length mismatch": {"missing_left": [True]},
     "node 0 children must have larger indices": {"left": [0, -1, -1]},
     "node 0 has out-of-range children (3, 2)": {"left": [3, -1, -1]},
