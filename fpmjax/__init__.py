@@ -15,9 +15,11 @@ if TYPE_CHECKING:
     from fpmjax._jax import x64 as x64
     from fpmjax.answer import Estimate as Estimate
     from fpmjax.answer import Evidence as Evidence
+    from fpmjax.answer import Interval as Interval
     from fpmjax.answer import Parts as Parts
     from fpmjax.answer import Resolution as Resolution
     from fpmjax.answer import SpeculativeEstimate as SpeculativeEstimate
+    from fpmjax.answer import Support as Support
     from fpmjax.data import embedded_table as embedded_table
     from fpmjax.errors import CellNotFoundError as CellNotFoundError
     from fpmjax.errors import CoverageError as CoverageError
@@ -33,18 +35,26 @@ if TYPE_CHECKING:
     from fpmjax.estimate import estimate as estimate
     from fpmjax.evaluate import evaluate as evaluate
     from fpmjax.facade import ForwardPassPerfModel as ForwardPassPerfModel
+    from fpmjax.models.anchors import Anchor as Anchor
+    from fpmjax.models.anchors import recommend_anchors as recommend_anchors
     from fpmjax.models.chosen import Chosen as Chosen
     from fpmjax.models.chosen import chosen as chosen
     from fpmjax.models.corrected import Corrected as Corrected
     from fpmjax.models.corrected import corrected as corrected
     from fpmjax.models.direct import Direct as Direct
     from fpmjax.models.direct import direct as direct
+    from fpmjax.models.forest import Forest as Forest
+    from fpmjax.models.forest import load_forest as load_forest
     from fpmjax.models.intervals import WithIntervals as WithIntervals
     from fpmjax.models.intervals import with_intervals as with_intervals
+    from fpmjax.models.learned import Learned as Learned
+    from fpmjax.models.learned import learned as learned
+    from fpmjax.models.learned import learned_fleet as learned_fleet
     from fpmjax.models.regression import Regression as Regression
     from fpmjax.models.regression import regression as regression
     from fpmjax.models.regression import stack as stack
     from fpmjax.models.regression import update_many as update_many
+    from fpmjax.models.roofline import Hardware as Hardware
     from fpmjax.models.settings import ErrorThreshold as ErrorThreshold
     from fpmjax.models.settings import Knots as Knots
     from fpmjax.observe.observations import Observations as Observations
@@ -83,6 +93,14 @@ _HOME = {
     "update_many": "models.regression",
     "ErrorThreshold": "models.settings",
     "Knots": "models.settings",
+    "learned": "models.learned",
+    "learned_fleet": "models.learned",
+    "Learned": "models.learned",
+    "Hardware": "models.roofline",
+    "recommend_anchors": "models.anchors",
+    "Anchor": "models.anchors",
+    "load_forest": "models.forest",
+    "Forest": "models.forest",
     "corrected": "models.corrected",
     "Corrected": "models.corrected",
     "chosen": "models.chosen",
@@ -98,6 +116,8 @@ _HOME = {
     "x64": "_jax",
     "Estimate": "answer",
     "SpeculativeEstimate": "answer",
+    "Interval": "answer",
+    "Support": "answer",
     "Parts": "answer",
     "Evidence": "answer",
     "Resolution": "answer",

@@ -32,6 +32,7 @@ from fpmjax.speculative import (
     common_shape,
     countable,
     draft_lengths,
+    for_draft,
     is_published,
     require_eligible,
     speculate,
@@ -82,7 +83,7 @@ def estimate(
             depth, factor = np.broadcast_to(depth, shape), np.broadcast_to(factor, shape)
     queries = math.prod(shape)
     if queries * work.ranks <= SMALL and hasattr(model, "on_host"):
-        ask = partial(model.on_host, evidence=evidence)
+        ask = partial((model if depth is None else for_draft(model)).on_host, evidence=evidence)
         asked = work if shape == work.shape else spread(work, shape)
         result = ask(asked) if depth is None else speculate(np, ask, asked, depth, factor, is_published(rule))
     else:
@@ -249,9 +250,9 @@ def pad_ranks(work: Work, ranks: int) -> Work:
 @partial(jax.jit, static_argnames=("evidence", "published"))
 def answer(model: Any, work: Work, depth: Any, factor: Any, *, evidence: bool, published: bool) -> Any:
     """One chunk; what the host can fill in is left out, for every output costs memory bandwidth."""
-    ask = partial(model, evidence=evidence)
     if depth is None:
-        return slim(model, ask(work), work)
+        return slim(model, model(work, evidence=evidence), work)
+    ask = partial(for_draft(model), evidence=evidence)
     result = speculate(jnp, ask, work, depth, factor, published)
     return replace(result, stp=slim(model, result.stp, work), draft_length=None, scaling_factor=None)
 

@@ -13,7 +13,7 @@ from fpmjax.errors import FpmError, MetricsError
 from fpmjax.work import Work
 
 # A leaf of each kind of model that is a scalar, unless several models are stacked as one.
-SCALARS = ("decode.rows", "rules.min_observations", "min_observations", "warmup")
+SCALARS = ("decode.rows", "rules.min_observations", "min_observations", "warmup", "anchor")
 
 
 def is_model(value: Any) -> bool:

@@ -12,12 +12,15 @@ from fpmjax.errors import FpmError
 from fpmjax.guard import is_stacked
 from fpmjax.lookup.bounds import check_tables
 from fpmjax.models.chosen import Chosen, chosen
+from fpmjax.models.committee import FAMILIES, Store
 from fpmjax.models.corrected import HYBRID, Corrected, corrected
 from fpmjax.models.direct import Direct
 from fpmjax.models.forest import Forest, check_forest
 from fpmjax.models.intervals import WithIntervals, widths
+from fpmjax.models.learned import Learned, pad_store
 from fpmjax.models.regression import Regression, regression
 from fpmjax.models.settings import ErrorThreshold, Knots
+from fpmjax.observe.features import ROLES
 from fpmjax.tables.cell import Cell
 
 
@@ -43,6 +46,8 @@ def check(model: Any) -> None:
         check_tables(model.decode, model.prefill)
     elif isinstance(model, Regression):
         alike(model, new_regression_like(model), np.shape(model.learners.accepted)[:-1])
+    elif isinstance(model, Learned):
+        alike(model, new_learned_like(model), np.shape(model.anchor))
     elif isinstance(model, Forest):
         check_forest(model)
     elif isinstance(model, Corrected):
@@ -73,6 +78,16 @@ def new_regression_like(model: Regression) -> Regression:
         lazy=ErrorThreshold(0.0, 0.0, ring, 1, 1) if ring and spline is None else None,
         spline=None if spline is None else Knots(np.shape(spline.knots)[-1], window=ring, trigger=1),
     )
+
+
+def new_learned_like(model: Learned) -> Learned:
+    """A learned model of the same sizes that has seen nothing."""
+    if not set(model.families) <= FAMILIES.keys() or not 0 < model.level < 1:
+        raise UnfitError(f"its families are {model.families}, its level is {model.level}")
+    store = pad_store(Store.empty(len(model.families)), np.shape(model.stores.refinement.weights)[-1])
+    stores = jax.tree.map(lambda x: np.stack([x] * len(ROLES[model.role])), store)
+    sizes = None if model.graph_sizes is None else np.zeros(np.shape(model.graph_sizes)[-1], np.int64)
+    return replace(model, stores=stores, anchor=np.zeros(()), graph_sizes=sizes)
 
 
 def new_corrected_like(model: Corrected) -> Corrected:

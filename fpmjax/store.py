@@ -56,6 +56,9 @@ KINDS = {
     "Cell": "tables.cell",
     "Points": "tables.cell",
     "Identity": "tables.identity",
+    "Learned": "models.learned",
+    "Store": "models.committee",
+    "Refinement": "models.refine",
     "Learner": "models.learner",
     "Rules": "models.learner",
     "Plane": "models.plane",
@@ -65,7 +68,7 @@ KINDS = {
     "Fixed": "observe.ratios",
     "Local": "observe.ratios",
 }
-MODELS = ("Direct", "Regression", "Corrected", "Chosen", "WithIntervals", "Forest")
+MODELS = ("Direct", "Regression", "Learned", "Corrected", "Chosen", "WithIntervals", "Forest")
 BESIDE = {"Direct": "cell"}  # attributes that are no fields, but that messages and coverage need
 
 

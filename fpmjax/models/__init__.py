@@ -35,11 +35,13 @@ class Extras(Protocol):
     verify_width: decode rows per request that it adds itself (absent: 1).
     reads: which of `"variance"` and `"lists"` it reads beside the counts (absent: neither).
     cell: the measured cell behind it (absent or None: not made from one).
+    for_draft: the model that answers widened work, where readiness is judged on other terms (absent: itself).
     """
 
     verify_width: int
     reads: frozenset[str]
     cell: Any
+    for_draft: Any
 
     def on_host(self, work: Work, *, evidence: bool = False) -> Estimate:
         """`__call__` for a few queries, in NumPy and plain numbers: the same bits and no compile."""

@@ -38,6 +38,7 @@ from fpmjax.models.intake import check_observations
 from fpmjax.observe.features import KINDS, iteration_features
 from fpmjax.observe.observations import Observations
 from fpmjax.refusal import HINTS, describe, explained
+from fpmjax.speculative import for_draft
 from fpmjax.status import Status
 from fpmjax.work import Array, Work
 
@@ -233,6 +234,10 @@ class Chosen:
                 row[f"{name}_error"] = None if math.isnan(error) else error
             shown.append(row | {"observations": int(self.count[k]), "streak": int(self.streak[k])})
         return tuple(shown)
+
+    @property
+    def for_draft(self) -> Chosen:
+        return replace(self, stable=for_draft(self.stable), challenger=for_draft(self.challenger))
 
     @property
     def ready(self) -> bool:

@@ -30,6 +30,7 @@ from fpmjax.models.intake import check_observations
 from fpmjax.observe.observations import Observations
 from fpmjax.observe.ratios import KINDS, NO_CELLS, NONE, Boxes, Fixed, Local, boxes_for, place
 from fpmjax.observe.retain import CELL_LIMIT, repeat
+from fpmjax.speculative import for_draft
 from fpmjax.status import Status
 from fpmjax.work import Array, Work
 
@@ -264,6 +265,10 @@ class Corrected:
     @property
     def cell(self) -> Any:
         return getattr(self.model, "cell", None)
+
+    @property
+    def for_draft(self) -> Corrected:
+        return replace(self, model=for_draft(self.model))
 
     @property
     def explain(self) -> Callable[[Status, Work], str]:

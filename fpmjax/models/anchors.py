@@ -1,0 +1,79 @@
+"""Which few ordinary points to measure so that the widened queries of a draft length stay near observed work.
+
+A draft length asks for batches (d + 1) times as large, each request with a (d + 1)-th of its context: points that
+ordinary traffic does not visit.  Two contexts at each of about four wide batches hold the form of `learned` there;
+the measurements that say so stand in `benchmarks/README.md`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fpmjax.errors import MetricsError
+from fpmjax.iteration import askable
+from fpmjax.metrics import U32_MAX
+from fpmjax.observe.observations import Observations
+from fpmjax.observe.sizes import sizes_of
+from fpmjax.speculative import check_draft_length
+from fpmjax.speculative import draft_lengths as as_draft_lengths
+
+BATCHES = 4  # wide batches at most
+NEAR = 0.25  # e-folds within which an observed point counts as the anchor
+
+
+class Anchor(NamedTuple):
+    """One ordinary decode pass to measure, per rank: so many requests, so many past KV tokens over all of them."""
+
+    decode_requests: int
+    decode_kv: int
+
+
+def recommend_anchors(observations: Observations, *, draft_lengths: Any) -> tuple[Anchor, ...]:
+    """Points whose measurement makes widened queries of the observed work safe; empty where they already are.
+
+    draft_lengths: an int or several, each at least 1.  The widened batches beyond the largest observed one are covered
+    by powers of two and the largest itself, at most four of them; each with the least and the largest KV total that
+    observed work of any of these depths has at about that batch.  A point that was observed nearly so is left out.
+
+    Measure them as ordinary decoding (every request one token) and fit again.  Raises MetricsError `payload`,
+    DraftLengthTypeError, and SpeculationError where a draft length is out of range.
+    """
+    if not isinstance(observations, Observations):
+        raise MetricsError(
+            f"recommend_anchors takes Observations, not a {type(observations).__name__}\n"
+            "hint: Observations.of, .read or read_trace",
+            code="payload",
+        )
+    depths = np.unique([check_draft_length(d) for d in np.atleast_1d(as_draft_lengths(draft_lengths)).ravel().tolist()])
+    sizes = sizes_of(np, askable(np, jax.tree.map(np.asarray, observations.work))[0])
+    decodes = (sizes.decode > 0) & (sizes.tokens == 0)
+    batch, kv = sizes.decode[decodes], sizes.kv[decodes]
+    if not len(batch):
+        return ()
+    wide = (batch[:, None] * (depths + 1)).ravel()
+    total = np.repeat(kv, len(depths))
+    largest, known = float(wide.max()), float(batch.max())
+    found = []
+    for size in wide_batches(known, min(largest, float(U32_MAX))):
+        near = total[np.abs(np.log(wide / size)) <= np.log(2.0) / 2.0 + 1e-9]
+        if not len(near):
+            near = total
+        for level in sorted({int(near.min()), int(near.max())}):
+            gap = np.maximum(np.abs(np.log(batch / size)), np.abs(np.log(np.maximum(kv, 1) / max(level, 1))))
+            if gap.min() > NEAR:
+                found.append(Anchor(int(size), level))
+    return tuple(found)
+
+
+def wide_batches(known: float, largest: float) -> list[float]:
+    """At most `BATCHES` sizes above `known`, up to and with the largest, evenly spread over the powers of two."""
+    if largest <= known:
+        return []
+    powers = 2.0 ** np.arange(np.floor(np.log2(known)) + 1, np.ceil(np.log2(largest)))
+    sizes = [*powers[(powers > known) & (powers < largest)].tolist(), largest]
+    if len(sizes) > BATCHES:
+        sizes = [sizes[i] for i in np.unique(np.round(np.linspace(0, len(sizes) - 1, BATCHES)).astype(int))]
+    return sizes

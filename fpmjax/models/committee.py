@@ -1,0 +1,212 @@
+"""A committee: the same rows fitted by several families and bootstrap members, refined where rows are, calibrated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fpmjax._jax import own_scope, pytree
+from fpmjax.models.fitting import MEMBERS, first_guesses, fit, member_weights, padded_rows, thin
+from fpmjax.models.refine import FADE, Refinement, cells_for, place, refine
+from fpmjax.models.roofline import NAMES, Hardware, broad_prior, datasheet_prior, linear_prior, log_ms
+from fpmjax.observe.sizes import BOX, Sizes, coordinates
+from fpmjax.work import Array
+
+# Families by name: whether the form is linear, and the prior from the typical latency and the hardware.
+FAMILIES: dict[str, tuple[bool, Callable[[float, Any], np.ndarray]]] = {
+    "linear": (True, lambda ms, hardware: linear_prior(ms)),
+    "broad": (False, lambda ms, hardware: broad_prior(ms)),
+    "datasheet": (False, datasheet_prior),
+}
+COMMITTEES = {"committee": ("linear", "broad"), "roofline": ("broad",), "linear": ("linear",)}
+LEAST_ROWS = 16
+# How many distinct values these coordinates need at least among the rows of a kind.
+VARIED: dict[str, dict[tuple[str, ...], int]] = {
+    "pure_decode": {("decode_rows",): 4, ("decode_kv_per_request",): 4},
+    "pure_prefill": {("prefill_tokens", "prefill_kv"): 3},
+    "contains_locally_mixed": {("decode_kv",): 4, ("prefill_tokens", "prefill_kv"): 3},
+    "cross_rank_aggregated": {("decode_kv",): 4, ("prefill_tokens", "prefill_kv"): 3},
+}
+NOISE_FLOOR = 0.02  # log error of which the interval is never surer, in units of its quantile
+
+
+class Rows(NamedTuple):
+    """What one store of one deployment has seen: sizes [n], wall_ms [n], and its hardware or None."""
+
+    kind: str
+    sizes: Sizes
+    wall_ms: np.ndarray
+    hardware: Hardware | None
+
+
+@pytree()
+class Store:
+    """One fitted kind of work.
+
+    theta:      float64 [families, members, 13].
+    refinement: the surface through the residuals.
+    box:        float64 [2, 6], least and largest coordinates (`sizes.BOX`).
+    largest:    float64 [], most decode requests of one rank.
+    quantile:   float64 [], of the held-out errors over their scales; inf where too few rows were held out.
+    calibrated, rows: int64 [], held-out rows, observations.
+    ready:      bool [].
+    """
+
+    theta: Array
+    refinement: Refinement
+    box: Array
+    largest: Array
+    quantile: Array
+    calibrated: Array
+    rows: Array
+    ready: Array
+
+    @staticmethod
+    def empty(families: int, rows: int = 0) -> Store:
+        zero = np.zeros(())
+        return Store(
+            np.zeros((families, MEMBERS, len(NAMES))),
+            Refinement(np.zeros((cells_for(0), 4)), np.zeros(cells_for(0))),
+            np.zeros((2, len(BOX))),
+            *(zero, np.array(np.inf), np.zeros((), np.int64), np.array(rows, np.int64), np.zeros((), bool)),
+        )
+
+
+def families_of(family: str, hardware: Hardware | None) -> tuple[str, ...]:
+    chosen = COMMITTEES[family]
+    return (*chosen, "datasheet") if hardware is not None and "broad" in chosen else chosen
+
+
+def committee(xp: Any, logs: Sequence[Array]) -> tuple[Array, Array]:
+    """(median, half the range) of one, two or three families' logs."""
+    if len(logs) == 1:
+        return logs[0], xp.zeros_like(logs[0])
+    a, b = logs[0], logs[1]
+    low, high = xp.minimum(a, b), xp.maximum(a, b)
+    if len(logs) == 2:
+        return 0.5 * (low + high), 0.5 * (high - low)
+    c = logs[2]
+    middle = xp.maximum(low, xp.minimum(high, c))
+    return middle, 0.5 * (xp.maximum(high, c) - xp.minimum(low, c))
+
+
+def families_at(xp: Any, store: Store, sizes: Sizes, families: Sequence[str]) -> list[Array]:
+    """Each family's log milliseconds float64 [n...]: the mean of its members."""
+    out = []
+    for i, name in enumerate(families):
+        members = [log_ms(xp, store.theta[i, j], sizes, FAMILIES[name][0]) for j in range(store.theta.shape[1])]
+        out.append(sum(members[1:], members[0]) / len(members))
+    return out
+
+
+def outside(xp: Any, box: Array, at: Array) -> Array:
+    """float64 [n...]: e-folds that coordinates [n..., 6] lie outside the box, 0 inside."""
+    return xp.maximum(xp.maximum(box[0] - at, at - box[1]).max(-1), 0.0)
+
+
+def fading(xp: Any, distance: Array) -> Array:
+    """What is left of the refinement there: 1 inside the box, 0 from `FADE` on."""
+    return 1.0 - xp.minimum(distance / FADE, 1.0)
+
+
+def shortage(rows: Rows) -> str | None:
+    """What these rows lack to be fitted, in words; None: nothing."""
+    n = len(rows.wall_ms)
+    if n < LEAST_ROWS:
+        return f"{n} observations of {rows.kind}, but a fit takes at least {LEAST_ROWS}"
+    at = coordinates(np, rows.sizes)
+    for names, least in VARIED[rows.kind].items():
+        values = len(np.unique(at[:, [BOX.index(name) for name in names]], axis=0))
+        if values < least:
+            what = f"{n} observations of {rows.kind} have {values} distinct {' and '.join(names)}"
+            return f"{what}, but a fit takes at least {least}"
+    return None
+
+
+def fit_stores(parts: Sequence[Rows], families: tuple[str, ...], key: Array, level: float) -> list[Store]:
+    """The fitted store of each part; one without enough rows is not ready.  All parts are one compiled fit."""
+    usable = [i for i, rows in enumerate(parts) if shortage(rows) is None]
+    stores = [Store.empty(len(families), len(rows.wall_ms)) for rows in parts]
+    if not usable:
+        return stores
+    with own_scope():
+        prepared = [prepare(parts[i], families, key) for i in usable]
+        size = padded_rows(max(len(p.log_y) for p in prepared))
+        room = 1 << (len(prepared) - 1).bit_length()
+        batch = jax.tree.map(lambda *x: np.stack(x), *(p.padded(size) for p in prepared))
+        batch = jax.tree.map(lambda x: np.concatenate([x, np.repeat(x[:1], room - len(x), 0)]), batch)
+        theta, fitted = map(np.asarray, fit(*batch, linear=tuple(FAMILIES[name][0] for name in families)))
+    for j, i in enumerate(usable):
+        found = prepared[j]
+        stores[i] = finish(parts[i], found, theta[j], fitted[j, :, :, : len(found.log_y)], level)
+    return stores
+
+
+class Prepared(NamedTuple):
+    """Thinned rows with their weights, priors and first guesses."""
+
+    first: np.ndarray
+    prior: np.ndarray
+    sizes: Sizes
+    log_y: np.ndarray
+    weight: np.ndarray
+    weights: np.ndarray
+    fold: np.ndarray
+
+    def padded(self, size: int) -> tuple[Any, ...]:
+        """The arguments of `fit`; padding repeats the first row with weight zero, which has finite logarithms."""
+        more = size - len(self.log_y)
+        sizes = Sizes(*(np.concatenate([x, np.repeat(x[:1], more)]) for x in self.sizes))
+        log_y = np.concatenate([self.log_y, np.repeat(self.log_y[:1], more)])
+        return self.first, self.prior, sizes, log_y, np.pad(self.weights, [(0, 0), (0, more)])
+
+
+def prepare(rows: Rows, families: tuple[str, ...], key: Array) -> Prepared:
+    kept, weight = thin(coordinates(np, rows.sizes))
+    weight = weight / weight.mean()
+    wall = rows.wall_ms[kept]
+    typical = float(np.median(wall))
+    prior = np.stack([FAMILIES[name][1](typical, rows.hardware) for name in families])
+    guess, draw = jax.random.split(key)
+    weights, fold = member_weights(draw, weight)
+    sizes = Sizes(*(x[kept] for x in rows.sizes))
+    return Prepared(first_guesses(guess, prior), prior, sizes, np.log(wall), weight, weights, fold)
+
+
+def finish(rows: Rows, found: Prepared, theta: np.ndarray, fitted: np.ndarray, level: float) -> Store:
+    """Refinement and calibration of one fit; fitted: float64 [families, members + folds, n] log milliseconds."""
+    at, z = coordinates(np, found.sizes), place(np, found.sizes)
+    box = np.stack([coordinates(np, rows.sizes).min(0), coordinates(np, rows.sizes).max(0)])
+    answer, spread = committee(np, list(fitted[:, :MEMBERS].mean(1)))
+    refinement = refine(z, found.log_y - answer, found.weight)
+    error = np.empty(len(answer))
+    for fold in range(fitted.shape[1] - MEMBERS):
+        held, seen = found.fold == fold, found.fold != fold
+        other, _ = committee(np, list(fitted[:, MEMBERS + fold]))
+        surface = refine(z[seen], (found.log_y - other)[seen], found.weight[seen])
+        edge = np.stack([at[seen].min(0), at[seen].max(0)])
+        guess = other[held] + fading(np, outside(np, edge, at[held])) * surface(np, z[held])
+        error[held] = np.abs(guess - found.log_y[held])
+    quantile = conformal(error / np.hypot(NOISE_FLOOR, spread), found.weight, level)
+    return Store(
+        theta[:, :MEMBERS],
+        refinement,
+        box,
+        np.array(rows.sizes.decode.max()),
+        np.array(quantile),
+        np.array(len(error), np.int64),
+        np.array(len(rows.wall_ms), np.int64),
+        np.array(bool(np.isfinite(theta).all() and np.isfinite(answer).all())),
+    )
+
+
+def conformal(score: np.ndarray, weight: np.ndarray, level: float) -> float:
+    """The split-conformal quantile of weighted scores: the next row's stays below it with probability `level`."""
+    order = np.argsort(score)
+    total = np.cumsum(weight[order])
+    need = level * (total[-1] + weight.max())
+    at = int(np.searchsorted(total, need * (1.0 - 1e-12)))
+    return float(score[order[at]]) if at < len(score) else float("inf")
