@@ -10,7 +10,7 @@ import numpy as np
 from jax.core import Tracer
 
 from fpmjax.errors import FpmError, MetricsError
-from fpmjax.work import Work
+from fpmjax.work import COUNTS, Work
 
 # A leaf of each kind of model that is a scalar, unless several models are stacked as one.
 SCALARS = ("decode.rows", "rules.min_observations", "min_observations", "warmup", "anchor")
@@ -50,7 +50,7 @@ def check_work(work: Any, who: str) -> None:
             "hint: Work.decode(requests, kv_tokens), or Work.from_metrics for a dict of engine metrics",
             code="payload",
         )
-    if not work.ranks:
+    if any(np.shape(getattr(work, name))[-1:] == (0,) for name in COUNTS):
         raise MetricsError("the rank axis is empty\nhint: an idle rank is a row of zeros", code="no_ranks")
 
 

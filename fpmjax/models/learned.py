@@ -295,13 +295,13 @@ class Learned:
         return f"Learned(role={self.role!r}, families={self.families})"
 
 
-def key_of(key: Any) -> Array:
+def key_of(key: Any) -> Any:
     """A jax key, from an int, a key or its raw data; OptionError `key`."""
     try:
         if isinstance(key, (int, np.integer)) and not isinstance(key, bool):
             return jax.random.key(int(key) % 2**32)
         raw = jnp.asarray(key).dtype == np.uint32
-        made: Array = jax.random.wrap_key_data(key) if raw else key
+        made = jax.random.wrap_key_data(jnp.asarray(key)) if raw else key
         jax.random.split(made)
         return made
     except (AttributeError, TypeError, ValueError):
