@@ -27,8 +27,9 @@ def evaluate(model: Any, observations: Observations, *, by: Any = "batch", block
     """Errors of `model` on observations that it was not fitted on, as an Arrow table.
 
     by: what the groups are: "batch" (scheduled requests of the busiest rank), "kv" or "tokens" (past KV read, tokens
-        computed, summed over ranks), each in classes up to the next power of two; "kind" of work; a column of your
-        own, [n] numbers or text, one entry per observation; or None for no groups.
+        computed, summed over ranks), each in classes up to the next power of two; "kind" of work; "support", how many
+        e-folds outside of what a learned model was fitted on (`SUPPORT`); a column of your own, [n] numbers or text,
+        one entry per observation; or None for no groups.
     blocks: the observations, in their order, are also scored in so many blocks of equal length, which shows drift
         that an average hides; 1 for none.
 
@@ -41,6 +42,10 @@ def evaluate(model: Any, observations: Observations, *, by: Any = "batch", block
     largest |e| and its first row, `observed_ms` mean.  They are null where nothing was scored.  MAPE is asymmetric:
     an over-prediction is unbounded, an under-prediction at most 100 %; read it beside the bias.
 
+    `interval_coverage` is the share of the scored observations with an interval whose time lies inside it, ends
+    included, to be compared with `interval_level`, the share that the model states; `extrapolated` counts the scored
+    ones outside of what the model was fitted on.  They are null where the model states no interval, no support.
+
     Raises MetricsError `payload` for arguments of another kind.
     """
     import pyarrow as pa
@@ -50,9 +55,10 @@ def evaluate(model: Any, observations: Observations, *, by: Any = "batch", block
     if type(blocks) is not int or blocks < 1:
         refuse("payload", f"blocks is {blocks!r}", "give a whole number from 1; 1 does not split")
     n = len(observations)
-    name, code, labels = _groups(by, observations.work, n)
+    of_answers = isinstance(by, str) and by == "support"
+    groups = None if of_answers else _groups(by, observations.work, n)  # its mistakes come before a long estimate
     answer = estimate(model, observations.work, check=False)
-    predicted, status = np.asarray(answer.latency_ms), np.asarray(answer.status)
+    name, code, labels = groups or (by, *_support_classes(answer, n))
     observed = np.asarray(observations.wall_ms)
     edges = [n * i // blocks for i in range(blocks + 1)]
     spans = [(None, 0, n), *((i, edges[i], edges[i + 1]) for i in range(blocks if blocks > 1 else 0))]
@@ -63,17 +69,18 @@ def evaluate(model: Any, observations: Observations, *, by: Any = "batch", block
             rows_here = inside[(inside >= first) & (inside < last)]
             row = {"by": name, "group": ALL if group < 0 else labels[group], "block": block}
             row |= {"first": first, "last": last}
-            rows.append(row | _statistics(rows_here, predicted, status, observed))
+            rows.append(row | _statistics(rows_here, answer, observed))
     return pa.Table.from_pylist(rows, schema=pa.schema([(c, _TYPES.get(c, "double")) for c in rows[0]]))
 
 
 _TYPES = {"by": "string", "group": "string"} | dict.fromkeys(
-    ("block", "first", "last", "n", "scored", "unready", "refused", "worst_row"), "int64"
+    ("block", "first", "last", "n", "scored", "unready", "refused", "worst_row", "extrapolated"), "int64"
 )
 
 
-def _statistics(rows: np.ndarray, predicted: np.ndarray, status: np.ndarray, observed: np.ndarray) -> dict[str, Any]:
+def _statistics(rows: np.ndarray, answer: Any, observed: np.ndarray) -> dict[str, Any]:
     """Counts of these rows, and the errors of the scored ones."""
+    predicted, status = np.asarray(answer.latency_ms), np.asarray(answer.status)
     scored = rows[status[rows] == Status.OK]
     unready = int((status[rows] == Status.NOT_READY).sum())
     counts: dict[str, Any] = {"n": len(rows), "scored": len(scored), "unready": unready}
@@ -94,8 +101,27 @@ def _statistics(rows: np.ndarray, predicted: np.ndarray, status: np.ndarray, obs
         "worst_ape_pct": ape.max(),
         "worst_row": int(scored[ape.argmax()]),
         "observed_ms": observed[scored].mean(),
+        **_stated(answer, scored, observed),
     }
 
+
+def _stated(answer: Any, scored: np.ndarray, observed: np.ndarray) -> dict[str, Any]:
+    """What the model says of its own errors, for the scored rows; None where it says nothing."""
+    stated: dict[str, Any] = dict.fromkeys(_STATED)
+    if answer.interval is not None:
+        low, high = (np.asarray(x)[scored] for x in (answer.interval.low_ms, answer.interval.high_ms))
+        known = ~np.isnan(low) & ~np.isnan(high)
+        if known.any():
+            inside = (low <= observed[scored]) & (observed[scored] <= high)
+            stated |= {"interval_coverage": inside[known].mean(), "interval_level": answer.interval.level}
+    if answer.support is not None:
+        distance = np.asarray(answer.support.distance)[scored]
+        if not np.isnan(distance).all():
+            stated["extrapolated"] = int((distance > 0).sum())
+    return stated
+
+
+_STATED = ("interval_coverage", "interval_level", "extrapolated")
 
 _ERRORS = (
     "mape_pct",
@@ -106,6 +132,7 @@ _ERRORS = (
     "worst_ape_pct",
     "worst_row",
     "observed_ms",
+    *_STATED,
 )
 
 
@@ -137,7 +164,9 @@ def _groups(by: Any, work: Work, n: int) -> tuple[str, np.ndarray, list[str]]:
             found, code = np.unique(np.asarray(iteration_features(np, asked).kind), return_inverse=True)
             return by, code.reshape(n), [KINDS[k] for k in found]
         if by not in SIZES:
-            refuse("payload", f"by is {by!r}", f"it is one of {', '.join((*SIZES, 'kind'))}, a column, or None")
+            refuse(
+                "payload", f"by is {by!r}", f"it is one of {', '.join((*SIZES, 'kind', 'support'))}, a column, or None"
+            )
         return by, *_classes(SIZES[by](work))
     values: Any
     try:
@@ -162,6 +191,19 @@ def _groups(by: Any, work: Work, n: int) -> tuple[str, np.ndarray, list[str]]:
         refuse("payload", "the column by mixes kinds of values", "give numbers, or text")
     labels = [str(value).encode(errors="backslashreplace").decode() for value in found.tolist()]
     return "column", code.reshape(n), labels
+
+
+# Label of a class -> largest distance in it, e-folds outside of what the model was fitted on.
+SUPPORT = {"supported": 0.0, "extrapolated <=0.5": 0.5, "extrapolated <=1": 1.0, "extrapolated >1": np.inf}
+UNKNOWN = "unknown"  # no answer, or a model that does not say
+
+
+def _support_classes(answer: Any, n: int) -> tuple[np.ndarray, list[str]]:
+    distance = np.full(n, np.nan) if answer.support is None else np.asarray(answer.support.distance)
+    labels = [*SUPPORT, UNKNOWN]
+    code = np.where(np.isnan(distance), len(SUPPORT), np.searchsorted(list(SUPPORT.values()), distance))
+    found, code = np.unique(code, return_inverse=True)
+    return code.reshape(n), [labels[k] for k in found]
 
 
 def _classes(sizes: np.ndarray) -> tuple[np.ndarray, list[str]]:

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from fpmjax import Estimate, MetricsError, Observations, Status, Work, evaluate
+from fpmjax import Estimate, Interval, MetricsError, Observations, Status, Support, Work, evaluate
 from fpmjax._jax import pytree
 
 
@@ -103,6 +103,45 @@ def test_columns_kinds_and_sizes_group():
     assert sizes(["x", "y", "x"]) == sizes(pa.array(["x", "y", "x"])) == {"all": 3, "x": 2, "y": 1}
     assert sizes(["\ud800", "b", "b"]) == {"all": 3, "\\ud800": 1, "b": 2}
     assert sizes(np.array([2.5, 1.0, 1.0])) == {"all": 3, "1.0": 2, "2.5": 1}
+
+
+@pytree()
+class Stating(Plane):
+    """The same, within 10 % in 8 of 10 cases; its box ends at B = 4, and of B = 3 it says nothing."""
+
+    def __call__(self, work: Work, *, evidence: bool = False) -> Estimate:
+        answer, requests = super().__call__(work), work.decode_requests[..., 0].astype(float)
+        ms = jnp.where(requests == 3, jnp.nan, answer.latency_ms)
+        distance = jnp.where(jnp.isnan(ms), jnp.nan, jnp.maximum(jnp.log(requests / 4.0), 0.0))
+        interval = Interval(0.9 * ms, 1.1 * ms, jnp.full(ms.shape, 10), 0.8)
+        return Estimate(
+            answer.latency_ms, answer.status, answer.rank, None, None, interval, Support(distance, distance)
+        )
+
+
+def test_what_a_model_says_of_its_errors_is_counted():
+    # predicted 2, 5, 9, 12, 33, none (not ready), 4; of the last there is no interval
+    batch = [1, 4, 8, 11, 32, 7, 3]
+    observed = [2.2, 5.6, 8.1, 12.0, 40.0, 5.0, 4.0]
+    seen = Observations.of(Work.decode(batch, 1024), observed)
+    rows = rows_of(evaluate(Stating(1.0), seen, by="support", blocks=1))
+    assert list(rows) == [
+        (group, None) for group in ("all", "supported", "extrapolated <=1", "extrapolated >1", "unknown")
+    ]
+    total = rows["all", None]
+    assert (total["scored"], total["extrapolated"], total["interval_level"]) == (6, 3, 0.8)
+    assert total["interval_coverage"] == 3 / 5  # the first, the third and the fourth of five
+    counts = {group: (r["n"], r["extrapolated"], r["interval_coverage"]) for (group, _), r in rows.items()}
+    assert counts["supported"] == (2, 0, 0.5) and counts["extrapolated >1"] == (2, 2, 0.5)
+    assert counts["extrapolated <=1"] == (1, 1, 1.0) and counts["unknown"] == (2, None, None)
+    assert rows["unknown", None]["interval_level"] is None
+
+
+def test_a_model_that_says_nothing_has_nulls():
+    table = evaluate(MODEL, Observations.of(Work.decode([1, 2], 5), [1.0, 2.0]), by="support", blocks=1)
+    assert table["group"].to_pylist() == ["all", "unknown"]
+    for name, kind in (("interval_coverage", "double"), ("interval_level", "double"), ("extrapolated", "int64")):
+        assert table[name].null_count == 2 and str(table.schema.field(name).type) == kind
 
 
 def test_nothing_to_score_is_null_not_zero():
