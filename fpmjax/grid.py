@@ -1,0 +1,166 @@
+"""`grid`: every combination of a few axes of work, named, in row-major order, and never built whole."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import numpy as np
+
+from fpmjax.errors import OptionError
+from fpmjax.guard import is_model
+from fpmjax.metrics import U32_MAX, show
+from fpmjax.work import Work
+
+DECODE, PREFILL = "decode_requests", "prefill_requests"
+# Axis: the axis that it needs beside it, and the ones that say the same otherwise.
+AXES: dict[str, tuple[str | None, tuple[str, ...]]] = {
+    DECODE: (None, ()),
+    "decode_kv": (DECODE, ("kv_per_request",)),
+    "kv_per_request": (DECODE, ("decode_kv",)),
+    PREFILL: (None, ()),
+    "prefill_tokens": (PREFILL, ("tokens_per_request",)),
+    "tokens_per_request": (PREFILL, ("prefill_tokens",)),
+    "prefill_kv": (PREFILL, ()),
+    "draft_length": (DECODE, ()),
+}
+MODEL = "model"
+MOST = 2**53  # cells; positions stay exact in every number type on the way
+LARGEST = {"draft_length": U32_MAX - 1}
+
+
+def grid(**axes: Any) -> Grid:
+    """Every combination of the axes, the last one running fastest.
+
+    decode_requests, and with it decode_kv (KV tokens of all requests together) or kv_per_request;
+    prefill_requests, and with it prefill_tokens or tokens_per_request, and prefill_kv;
+    draft_length; model: several models, each asked everything.
+
+    An axis is an integer, or integers in a list, range or array; its order and repetitions are kept.  All of it is the
+    work of one rank.
+
+    Raises OptionError (code: the axis) for an unknown axis, one without values, values that are no integers of
+    0 .. 2**32 - 1, axes that contradict each other or lack the one they belong to, and more than 2**53 cells.
+    """
+    models = axes.get(MODEL)
+    if models is not None:
+        models = as_models(models)
+    values = {name: np.arange(len(models or ())) if name == MODEL else as_axis(name, x) for name, x in axes.items()}
+    if not values.keys() & {DECODE, PREFILL}:
+        bad(DECODE, "a grid needs decode_requests or prefill_requests", "grid(decode_requests=[1, 8], decode_kv=8192)")
+    for name in values.keys() - {MODEL}:
+        needs, others = AXES[name]
+        if needs and needs not in values:
+            bad(name, f"{name} needs {needs} beside it", f"add {needs}=1, or as many as are meant")
+        for other in others:
+            if other in values:
+                bad(name, f"{name} and {other} say the same twice", "give one of them")
+    if "draft_length" in values and PREFILL in values and values[PREFILL].any():
+        bad("draft_length", "a draft length widens pure decode, not prefill", "leave the prefill axes out")
+    made = Grid(tuple(values), tuple(values.values()), models)
+    if made.size > MOST:
+        bad("size", f"this grid has {made.size:,} cells, more than 2**53", "make some axis coarser")
+    return made
+
+
+@dataclass(frozen=True, eq=False)
+class Grid:
+    """Named axes; `values` int64 arrays, of the model axis positions in `models`."""
+
+    names: tuple[str, ...]
+    values: tuple[np.ndarray, ...]
+    models: tuple[Any, ...] | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(map(len, self.values))
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self.values[self.names.index(name)]
+
+    def columns(self, start: int = 0, stop: int | None = None) -> dict[str, np.ndarray]:
+        """The value of every axis in cells start .. stop, int64 [stop - start] each; only these are built."""
+        stop = self.size if stop is None else min(stop, self.size)
+        flat = np.arange(start, stop)
+        out = {}
+        for name, x, stride in zip(self.names, self.values, self.strides, strict=True):
+            out[name] = x[flat // stride % len(x)]
+        return out
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Cells between neighbours of every axis."""
+        return tuple(math.prod(self.shape[i + 1 :]) for i in range(len(self.names)))
+
+    def work(self, start: int = 0, stop: int | None = None) -> tuple[Work, np.ndarray | None]:
+        """(work [n], draft lengths int64 [n] or None) of cells start .. stop.
+
+        A total that exceeds 32 bits is left above it, and is refused as invalid work where it is asked.
+        """
+        return work_of(self.columns(start, stop))
+
+    def __repr__(self) -> str:
+        axes = " x ".join(f"{name} {len(x)}" for name, x in zip(self.names, self.values, strict=True))
+        return f"<grid of {self.size:,}: {axes}>"
+
+
+def work_of(columns: dict[str, Any]) -> tuple[Work, Any]:
+    """The work of columns of a grid (arrays of one shape, NumPy or traced), and their draft lengths or None."""
+    totals = dict(columns)
+    for each, requests, total in (
+        ("kv_per_request", DECODE, "decode_kv"),
+        ("tokens_per_request", PREFILL, "prefill_tokens"),
+    ):
+        if each in totals:
+            totals[total] = totals.pop(each) * totals[requests]
+    depth = totals.pop("draft_length", None)
+    totals.pop(MODEL, None)
+    return Work(**{name: x[..., None] for name, x in totals.items()}), depth
+
+
+def as_axis(name: str, value: Any) -> np.ndarray:
+    """int64 [n], n at least 1."""
+    if name not in AXES:
+        close = difflib.get_close_matches(name, [*AXES, MODEL], 1)
+        hint = f"did you mean {close[0]}?" if close else f"axes are {', '.join([*AXES, MODEL])}"
+        bad(name, f"{name} is no axis of a grid", hint)
+    if isinstance(value, np.ndarray) or hasattr(value, "__array__"):
+        found: Any = np.asarray(value)
+    else:
+        try:
+            found = np.array([value] if np.ndim(value) == 0 else list(value), object)
+        except (TypeError, ValueError):
+            found = np.empty((0, 0))
+        if not all(isinstance(x, (int, np.integer)) and not isinstance(x, (bool, np.bool_)) for x in found.ravel()):
+            found = np.empty((0, 0))
+    found = np.atleast_1d(found)
+    if found.ndim != 1 or not (found.dtype == object or found.dtype.kind in "iu"):
+        bad(name, f"{name} is {show(value)}", "give an integer, or a list, range or array of them")
+    if not len(found):
+        bad(name, f"{name} has no values", "give at least one")
+    least, most = (1 if name == "draft_length" else 0), LARGEST.get(name, U32_MAX)
+    low, high = int(found.min()), int(found.max())
+    if low < least or high > most:
+        bad(name, f"{name} reaches {low if low < least else high}", f"values lie from {least} to {most}")
+    return found.astype(np.int64)
+
+
+def as_models(models: Any) -> tuple[Any, ...]:
+    found = tuple(models) if isinstance(models, (Sequence, tuple, list)) and not isinstance(models, str) else (models,)
+    if not found or not all(map(is_model, found)):
+        bad(MODEL, f"model is {show(models)}", "give a list of models, such as [fpmjax.direct(cell) for cell in cells]")
+    return found
+
+
+def bad(name: str, what: str, hint: str) -> NoReturn:
+    raise OptionError(f"{what}\nhint: {hint}", code=name)
