@@ -26,7 +26,7 @@ from fpmjax.observe.features import (
     project,
 )
 from fpmjax.speculative import split_length, widen
-from fpmjax.work import Work
+from fpmjax.work import COUNTS, Work
 
 ALL = tuple(AXES)
 of_kind = jax.jit(lambda work, weights: iteration_features(jnp, work, weights))
@@ -86,6 +86,24 @@ def test_compiled_features_have_the_same_bits():
     exact = [i for i, name in enumerate(ALL) if not name.startswith(("log", "cv", "mean"))]
     assert np.array_equal(plain[:, exact], compiled[1][:, exact], equal_nan=True)
     np.testing.assert_allclose(compiled[1], plain, rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize("phases", ["prefill", "decode", "both"])
+def test_large_counts_have_the_same_bits_compiled(phases):
+    """Products beyond 2^53 round; contracted with the sum that they enter they would not."""
+    rng = np.random.default_rng(1)
+    count, few = (lambda: rng.integers(1, 2**32, (2000, 2))), (lambda: rng.integers(1, 5000, (2000, 2)))
+    fields = {"prefill_requests": few(), "prefill_tokens": count(), "prefill_kv": count()} if phases != "decode" else {}
+    fields |= {"decode_requests": few(), "decode_kv": count()} if phases != "prefill" else {}
+    whole = Work.of(**fields, ranks=True)
+    slim = replace(whole, **{name: None for name in COUNTS if name not in fields})
+    weights = tuple(np.array([0.37, 1.9, 0.7]))
+    for work in (whole, slim):
+        with fpmjax.x64():
+            compiled = of_kind(work, weights)
+            constant = jax.jit(lambda work: iteration_features(jnp, work, (0.37, 1.9, 0.7)))(work)
+        for plain, *others in zip(iteration_features(np, work, weights), compiled, constant, strict=True):
+            assert all(np.array_equal(plain, x) for x in others)
 
 
 @given(

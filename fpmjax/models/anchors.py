@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fpmjax.errors import MetricsError
+from fpmjax.guard import check_concrete
 from fpmjax.iteration import askable
-from fpmjax.metrics import U32_MAX
+from fpmjax.metrics import U32_MAX, refuse
+from fpmjax.models.intake import check_observations
 from fpmjax.observe.observations import Observations
 from fpmjax.observe.sizes import sizes_of
 from fpmjax.speculative import check_draft_length
@@ -42,16 +43,18 @@ def recommend_anchors(observations: Observations, *, draft_lengths: Any) -> tupl
     DraftLengthTypeError, and SpeculationError where a draft length is out of range.
     """
     if not isinstance(observations, Observations):
-        raise MetricsError(
-            f"recommend_anchors takes Observations, not a {type(observations).__name__}\n"
-            "hint: Observations.of, .read or read_trace",
-            code="payload",
+        refuse(
+            "payload",
+            f"recommend_anchors takes Observations, not a {type(observations).__name__}",
+            "Observations.of, .read or read_trace",
         )
+    check_concrete((observations, draft_lengths), "recommend_anchors", "call it outside of jit")
+    check_observations(observations)
     depths = np.unique([check_draft_length(d) for d in np.atleast_1d(as_draft_lengths(draft_lengths)).ravel().tolist()])
     sizes = sizes_of(np, askable(np, jax.tree.map(np.asarray, observations.work))[0])
     decodes = (sizes.decode > 0) & (sizes.tokens == 0)
     batch, kv = sizes.decode[decodes], sizes.kv[decodes]
-    if not len(batch):
+    if not batch.size or not depths.size:
         return ()
     wide = (batch[:, None] * (depths + 1)).ravel()
     total = np.repeat(kv, len(depths))

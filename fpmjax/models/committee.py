@@ -12,7 +12,7 @@ from fpmjax._jax import own_scope, pytree
 from fpmjax.models.fitting import MEMBERS, first_guesses, fit, member_weights, padded_rows, thin
 from fpmjax.models.refine import FADE, Refinement, cells_for, place, refine
 from fpmjax.models.roofline import NAMES, Hardware, broad_prior, datasheet_prior, linear_prior, log_ms
-from fpmjax.observe.sizes import BOX, Sizes, coordinates
+from fpmjax.observe.sizes import BOX, Sizes
 from fpmjax.work import Array
 
 # Families by name: whether the form is linear, and the prior from the typical latency and the hardware.
@@ -23,7 +23,7 @@ FAMILIES: dict[str, tuple[bool, Callable[[float, Any], np.ndarray]]] = {
 }
 COMMITTEES = {"committee": ("linear", "broad"), "roofline": ("broad",), "linear": ("linear",)}
 LEAST_ROWS = 16
-# How many distinct values these coordinates need at least among the rows of a kind.
+# How many distinct values of these coordinates the rows of a kind need at least.
 VARIED: dict[str, dict[tuple[str, ...], int]] = {
     "pure_decode": {("decode_rows",): 4, ("decode_kv_per_request",): 4},
     "pure_prefill": {("prefill_tokens", "prefill_kv"): 3},
@@ -34,10 +34,11 @@ NOISE_FLOOR = 0.02  # log error of which the interval is never surer, in units o
 
 
 class Rows(NamedTuple):
-    """What one store of one deployment has seen: sizes [n], wall_ms [n], and its hardware or None."""
+    """What one store of one deployment has seen: sizes [n], their coordinates [n, 6], wall_ms [n], the hardware."""
 
     kind: str
     sizes: Sizes
+    at: np.ndarray
     wall_ms: np.ndarray
     hardware: Hardware | None
 
@@ -102,6 +103,11 @@ def families_at(xp: Any, store: Store, sizes: Sizes, families: Sequence[str]) ->
     return out
 
 
+def box_of(at: np.ndarray) -> np.ndarray:
+    """float64 [2, 6]: least and largest of coordinates [n, 6]."""
+    return np.stack([at.min(0), at.max(0)])
+
+
 def outside(xp: Any, box: Array, at: Array) -> Array:
     """float64 [n...]: e-folds that coordinates [n..., 6] lie outside the box, 0 inside."""
     return xp.maximum(xp.maximum(box[0] - at, at - box[1]).max(-1), 0.0)
@@ -112,32 +118,34 @@ def fading(xp: Any, distance: Array) -> Array:
     return 1.0 - xp.minimum(distance / FADE, 1.0)
 
 
-def shortage(rows: Rows) -> str | None:
-    """What these rows lack to be fitted, in words; None: nothing."""
-    n = len(rows.wall_ms)
-    if n < LEAST_ROWS:
-        return f"{n} observations of {rows.kind}, but a fit takes at least {LEAST_ROWS}"
-    at = coordinates(np, rows.sizes)
-    for names, least in VARIED[rows.kind].items():
-        values = len(np.unique(at[:, [BOX.index(name) for name in names]], axis=0))
-        if values < least:
-            what = f"{n} observations of {rows.kind} have {values} distinct {' and '.join(names)}"
-            return f"{what}, but a fit takes at least {least}"
-    return None
+def suffices(rows: Rows) -> bool:
+    """Whether these rows are enough, and varied enough, to be fitted."""
+    return len(rows.wall_ms) >= LEAST_ROWS and all(
+        distinct(rows.at[:, [BOX.index(name) for name in names]], least) == least
+        for names, least in VARIED[rows.kind].items()
+    )
 
 
-def fit_stores(parts: Sequence[Rows], families: tuple[str, ...], key: Array, level: float) -> list[Store]:
+def distinct(at: np.ndarray, most: int) -> int:
+    """How many distinct rows [n, k] there are, counted up to `most`."""
+    found = 0
+    while len(at) and found < most:
+        at, found = at[(at != at[0]).any(1)], found + 1
+    return found
+
+
+def fit_stores(parts: Sequence[Rows], families: tuple[str, ...], seed: Sequence[int], level: float) -> list[Store]:
     """The fitted store of each part; one without enough rows is not ready.  All parts are one compiled fit."""
-    usable = [i for i, rows in enumerate(parts) if shortage(rows) is None]
     stores = [Store.empty(len(families), len(rows.wall_ms)) for rows in parts]
+    usable = [i for i, rows in enumerate(parts) if suffices(rows)]
     if not usable:
         return stores
-    with own_scope():
-        prepared = [prepare(parts[i], families, key) for i in usable]
-        size = padded_rows(max(len(p.log_y) for p in prepared))
-        room = 1 << (len(prepared) - 1).bit_length()
-        batch = jax.tree.map(lambda *x: np.stack(x), *(p.padded(size) for p in prepared))
-        batch = jax.tree.map(lambda x: np.concatenate([x, np.repeat(x[:1], room - len(x), 0)]), batch)
+    prepared = [prepare(parts[i], families, np.random.default_rng(seed)) for i in usable]
+    size = padded_rows(max(len(p.log_y) for p in prepared))
+    room = 1 << (len(prepared) - 1).bit_length()
+    padded = [p.padded(size) for p in prepared]
+    batch = jax.tree.map(lambda *x: np.stack(x), *padded, *padded[:1] * (room - len(padded)))
+    with own_scope(), jax.ensure_compile_time_eval():  # inside the caller's jit too, of what he did not trace
         theta, fitted = map(np.asarray, fit(*batch, linear=tuple(FAMILIES[name][0] for name in families)))
     for j, i in enumerate(usable):
         found = prepared[j]
@@ -151,6 +159,7 @@ class Prepared(NamedTuple):
     first: np.ndarray
     prior: np.ndarray
     sizes: Sizes
+    at: np.ndarray
     log_y: np.ndarray
     weight: np.ndarray
     weights: np.ndarray
@@ -164,22 +173,21 @@ class Prepared(NamedTuple):
         return self.first, self.prior, sizes, log_y, np.pad(self.weights, [(0, 0), (0, more)])
 
 
-def prepare(rows: Rows, families: tuple[str, ...], key: Array) -> Prepared:
-    kept, weight = thin(coordinates(np, rows.sizes))
+def prepare(rows: Rows, families: tuple[str, ...], draw: np.random.Generator) -> Prepared:
+    kept, weight = thin(rows.at)
     weight = weight / weight.mean()
     wall = rows.wall_ms[kept]
     typical = float(np.median(wall))
     prior = np.stack([FAMILIES[name][1](typical, rows.hardware) for name in families])
-    guess, draw = jax.random.split(key)
+    first = first_guesses(draw, prior)
     weights, fold = member_weights(draw, weight)
     sizes = Sizes(*(x[kept] for x in rows.sizes))
-    return Prepared(first_guesses(guess, prior), prior, sizes, np.log(wall), weight, weights, fold)
+    return Prepared(first, prior, sizes, rows.at[kept], np.log(wall), weight, weights, fold)
 
 
 def finish(rows: Rows, found: Prepared, theta: np.ndarray, fitted: np.ndarray, level: float) -> Store:
     """Refinement and calibration of one fit; fitted: float64 [families, members + folds, n] log milliseconds."""
-    at, z = coordinates(np, found.sizes), place(np, found.sizes)
-    box = np.stack([coordinates(np, rows.sizes).min(0), coordinates(np, rows.sizes).max(0)])
+    at, z = found.at, place(np, found.sizes)
     answer, spread = committee(np, list(fitted[:, :MEMBERS].mean(1)))
     refinement = refine(z, found.log_y - answer, found.weight)
     error = np.empty(len(answer))
@@ -187,14 +195,14 @@ def finish(rows: Rows, found: Prepared, theta: np.ndarray, fitted: np.ndarray, l
         held, seen = found.fold == fold, found.fold != fold
         other, _ = committee(np, list(fitted[:, MEMBERS + fold]))
         surface = refine(z[seen], (found.log_y - other)[seen], found.weight[seen])
-        edge = np.stack([at[seen].min(0), at[seen].max(0)])
-        guess = other[held] + fading(np, outside(np, edge, at[held])) * surface(np, z[held])
+        far = outside(np, box_of(at[seen]), at[held])
+        guess = other[held] + fading(np, far) * surface(np, z[held])
         error[held] = np.abs(guess - found.log_y[held])
     quantile = conformal(error / np.hypot(NOISE_FLOOR, spread), found.weight, level)
     return Store(
         theta[:, :MEMBERS],
         refinement,
-        box,
+        box_of(rows.at),
         np.array(rows.sizes.decode.max()),
         np.array(quantile),
         np.array(len(error), np.int64),

@@ -12,7 +12,7 @@ import numpy as np
 import optax
 
 from fpmjax.models.roofline import NAMES, log_ms
-from fpmjax.observe.sizes import Sizes
+from fpmjax.observe.sizes import Sizes, cells_of
 from fpmjax.work import Array
 
 STEPS, RATE, CLIP = 600, 0.1, 5.0  # Adam with a cosine schedule
@@ -80,8 +80,7 @@ def thin(at: np.ndarray, most: int = MOST_ROWS) -> tuple[np.ndarray, np.ndarray]
     """
     if len(at) <= most:
         return np.arange(len(at)), np.ones(len(at))
-    _, cell, count = np.unique(np.round(at / CROWD).astype(np.int64), axis=0, return_inverse=True, return_counts=True)
-    cell = cell.reshape(-1)
+    cell, count = cells_of(at, CROWD)
     low, high = 0, int(count.max())
     while low < high:  # the largest quota that fits
         quota = (low + high + 1) // 2
@@ -102,22 +101,19 @@ def padded_rows(count: int) -> int:
     return max(LEAST_ROWS, 1 << (count - 1).bit_length())
 
 
-def first_guesses(key: Array, prior: Array) -> Array:
+def first_guesses(draw: np.random.Generator, prior: np.ndarray) -> np.ndarray:
     """float64 [families, members + folds, 13] around the centres of prior [families, 2, 13]."""
-    shape = (prior.shape[0], MEMBERS + FOLDS, len(NAMES))
-    noise = np.asarray(jax.random.normal(key, shape))
+    noise = draw.standard_normal((len(prior), MEMBERS + FOLDS, len(NAMES)))
     return prior[:, None, 0] + JITTER * noise * np.minimum(prior[:, None, 1], 0.8)
 
 
-def member_weights(key: Array, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def member_weights(draw: np.random.Generator, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(weights [members + folds, n], fold of every row [n]).
 
     Members see every row with the weight of a Bayesian bootstrap; the model of a fold sees all but its own rows.
     """
-    draw, deal = jax.random.split(key)
-    n = len(weight)
-    drawn = np.asarray(jax.random.exponential(draw, (MEMBERS, n)))
-    drawn = drawn / np.maximum(drawn.mean(1, keepdims=True), 1e-300)
-    fold = np.asarray(jax.random.permutation(deal, n)) % FOLDS
+    drawn = draw.standard_exponential((MEMBERS, len(weight)))
+    drawn = drawn / drawn.mean(1, keepdims=True)
+    fold = draw.permutation(len(weight)) % FOLDS
     seen = np.arange(FOLDS)[:, None] != fold[None, :]
     return np.concatenate([drawn, seen]) * weight, fold

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
-from fpmjax._jax import own_scope, pytree, require_x64
+from fpmjax._jax import pytree, require_x64
 from fpmjax.answer import Estimate, Interval, Support
-from fpmjax.errors import MetricsError, OptionError
+from fpmjax.errors import OptionError
 from fpmjax.guard import check_concrete, check_one_model, check_work
 from fpmjax.iteration import IDLE, INVALID, OK, askable
+from fpmjax.metrics import refuse
 from fpmjax.models.committee import (
     COMMITTEES,
     NOISE_FLOOR,
@@ -27,7 +29,7 @@ from fpmjax.models.committee import (
     fit_stores,
     outside,
 )
-from fpmjax.models.intake import wrong_role
+from fpmjax.models.intake import check_observations, refuse_first, wrong_role
 from fpmjax.models.refine import Refinement, place
 from fpmjax.models.regression import FLOOR_MS, first_refusal
 from fpmjax.models.roofline import Hardware
@@ -69,12 +71,12 @@ def learned(
     Observations far from the others (cold starts) hardly count.  Raises OptionError (code: the option) and
     MetricsError `role`, `payload`.
     """
-    models = _fit([observations], role, family, [hardware], cuda_graph_batch_sizes, key, level, allow_extrapolation)
-    return models[0]
+    options = role, family, [hardware], cuda_graph_batch_sizes, key, level, allow_extrapolation
+    return fit_models([observations], *options)[0]
 
 
 def learned_fleet(
-    fleet: Sequence[Observations],
+    fleet: Iterable[Observations],
     *,
     role: str,
     family: str = "committee",
@@ -88,10 +90,11 @@ def learned_fleet(
 
     hardware: one for all, or one per deployment.  Every deployment is fitted as it would be alone.
     """
-    fleet = list(fleet)
+    several = isinstance(fleet, Iterable) and not isinstance(fleet, Observations)
+    fleet = list(fleet) if several else []
     if not fleet:
         raise OptionError(
-            "a fleet needs observations of at least one deployment\nhint: learned_fleet([a, b], ...)", code="fleet"
+            "a fleet is the observations of one or more deployments\nhint: learned_fleet([a, b], ...)", code="fleet"
         )
     each = list(hardware) if isinstance(hardware, Sequence) else [hardware] * len(fleet)
     if len(each) != len(fleet):
@@ -99,50 +102,59 @@ def learned_fleet(
             f"hardware names {len(each)} deployments of {len(fleet)}\nhint: give one for all, or one for each",
             code="hardware",
         )
-    models = _fit(fleet, role, family, each, cuda_graph_batch_sizes, key, level, allow_extrapolation)
+    models = fit_models(fleet, role, family, each, cuda_graph_batch_sizes, key, level, allow_extrapolation)
     room = max(len(m.stores.refinement.weights[0]) for m in models)
     return jax.tree.map(lambda *x: np.stack(x), *(m._padded(room) for m in models))
 
 
-def _fit(fleet, role, family, hardware, graph_sizes, key, level, allow_extrapolation) -> list[Learned]:
+def fit_models(
+    fleet: Sequence[Observations],
+    role: str,
+    family: str,
+    hardware: Sequence[Hardware | None],
+    graph_sizes: Sequence[int] | None,
+    key: Any,
+    level: float,
+    allow_extrapolation: bool,
+) -> list[Learned]:
+    """One model for each of the fleet; hardware: one for each."""
     check_options(role, family, hardware, level, allow_extrapolation)
-    ladder = ladder_of(graph_sizes)
+    ladder, seed = ladder_of(graph_sizes), seed_of(key)
     families = families_of(family, hardware[0])
-    with own_scope():
-        key = key_of(key)
     parts = [rows for seen, known in zip(fleet, hardware, strict=True) for rows in split(seen, role, known, ladder)]
-    stores = fit_stores(parts, families, key, level)
-    kinds = len(ROLES[role])
+    stores = fit_stores(parts, families, seed, float(level))
+    anchor = np.array(np.inf if allow_extrapolation else ANCHOR)
     models = []
-    for i in range(0, len(stores), kinds):
-        mine = stores[i : i + kinds]
+    for i in range(0, len(stores), len(ROLES[role])):
+        mine = stores[i : i + len(ROLES[role])]
         room = max(len(s.refinement.weights) for s in mine)
         whole = jax.tree.map(lambda *x: np.stack(x), *(pad_store(s, room) for s in mine))
-        anchor = np.array(np.inf if allow_extrapolation else ANCHOR)
-        models.append(Learned(whole, anchor, ladder, role, families, float(level), False))
+        models.append(Learned(whole, anchor, ladder, str(role), families, float(level), False))
     return models
 
 
 def split(seen: Observations, role: str, hardware: Hardware | None, ladder: np.ndarray | None) -> list[Rows]:
     """The observations of every store of a role."""
     if not isinstance(seen, Observations):
-        raise MetricsError(
-            f"learned takes Observations, not a {type(seen).__name__}\nhint: Observations.of, .read or read_trace",
-            code="payload",
+        refuse(
+            "payload",
+            f"learned takes Observations, not a {type(seen).__name__}",
+            "Observations.of, .read or read_trace",
         )
+    check_concrete(seen, "learned", "fit outside of jit; it compiles for itself")
+    check_observations(seen)
     work = jax.tree.map(np.asarray, seen.work)
-    asked, _ = askable(np, work)
-    wrong = breaks_role(np, asked, role).any(-1)
-    if wrong.any():
-        raise MetricsError(f"observation {int(wrong.argmax())}: {wrong_role(role)}", code="role")
+    asked, refusal = askable(np, work)
+    refuse_first(0, breaks_role(np, asked, role).any(-1), "role", wrong_role, role)
     kind = iteration_features(np, asked).kind
     sizes = sizes_of(np, asked, ladder)
+    at = coordinates(np, sizes)
     wall = np.asarray(seen.wall_ms, np.float64)
-    sound = np.isfinite(wall) & (wall > 0)
+    sound = np.isfinite(wall) & (wall > 0) & (refusal == OK).all(-1)
     out = []
     for name in ROLES[role]:
         mine = sound & (kind == KINDS.index(name))
-        out.append(Rows(name, Sizes(*(x[mine] for x in sizes)), wall[mine], hardware))
+        out.append(Rows(name, Sizes(*(x[mine] for x in sizes)), at[mine], wall[mine], hardware))
     return out
 
 
@@ -295,17 +307,15 @@ class Learned:
         return f"Learned(role={self.role!r}, families={self.families})"
 
 
-def key_of(key: Any) -> Any:
-    """A jax key, from an int, a key or its raw data; OptionError `key`."""
-    try:
-        if isinstance(key, (int, np.integer)) and not isinstance(key, bool):
-            return jax.random.key(int(key) % 2**32)
-        raw = jnp.asarray(key).dtype == np.uint32
-        made = jax.random.wrap_key_data(jnp.asarray(key)) if raw else key
-        jax.random.split(made)
-        return made
-    except (AttributeError, TypeError, ValueError):
-        raise OptionError(f"key is {key!r}\nhint: give an int, or jax.random.key(0)", code="key") from None
+def seed_of(key: Any) -> tuple[int, ...]:
+    """What seeds the draws: the words of an int, or of a jax key of either style; OptionError `key`."""
+    if isinstance(key, (int, np.integer)) and not isinstance(key, bool):
+        return divmod(int(key) % 2**64, 2**32)  # those of jax.random.key
+    if isinstance(key, (jax.Array, np.ndarray)) and not isinstance(key, Tracer):
+        words = jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
+        if words.dtype == np.uint32 and words.ndim == 1 and words.size:
+            return tuple(np.asarray(words).tolist())
+    raise OptionError(f"key is {key!r}\nhint: give one int, or one key such as jax.random.key(0)", code="key")
 
 
 def check_options(role: Any, family: Any, hardware: Sequence[Any], level: Any, allow: Any) -> None:

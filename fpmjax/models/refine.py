@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fpmjax._jax import pytree
-from fpmjax.observe.sizes import Sizes
+from fpmjax.observe.sizes import Sizes, cells_of
 from fpmjax.work import Array
 
 REACH = 1.0  # width of the kernel, in e-folds
@@ -40,15 +40,14 @@ def place(xp: Any, sizes: Sizes) -> Array:
     return xp.log(xp.maximum(xp.stack(axes, -1), 1.0))
 
 
-def refine(at: np.ndarray, residual: np.ndarray, weight: np.ndarray, room: int | None = None) -> Refinement:
+def refine(at: np.ndarray, residual: np.ndarray, weight: np.ndarray) -> Refinement:
     """The surface through residuals [n] in log space at coordinates [n, 4], in the order in which they were seen.
 
     It is scaled by the share of it that later rows confirm: each of `BLOCKS` stretches of rows is compared with the
     surface through the others.  An engine that drifts confirms little.
-    room: padded number of centres; None is what these rows need.
     """
     trust = weight / (1.0 + (residual / OUTLIER) ** 2 / 4.0) ** 2
-    block = np.arange(len(at)) * BLOCKS // max(len(at), 1)
+    block = np.arange(len(at)) * BLOCKS // len(at)
     told = np.zeros(len(at))
     for b in range(BLOCKS):
         held = block == b
@@ -56,20 +55,18 @@ def refine(at: np.ndarray, residual: np.ndarray, weight: np.ndarray, room: int |
         told[held] = Refinement(centres, weights)(np, at[held])
     share = np.clip((trust * residual * told).sum() / max((trust * told * told).sum(), 1e-300), 0.0, 1.0)
     centres, weights = surface(at, residual, trust)
-    padding = (cells_for(len(weights)) if room is None else room) - len(weights)
+    padding = cells_for(len(weights)) - len(weights)
     return Refinement(np.pad(centres, [(0, padding), (0, 0)]), np.pad(share * weights, (0, padding)))
 
 
 def surface(at: np.ndarray, residual: np.ndarray, trust: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(centres [c, 4], weights [c]): ridge over the means of the cells, of rows that are trusted so much."""
     side = CELL
-    while True:
-        _, cell = np.unique(np.round(at / side).astype(np.int64), axis=0, return_inverse=True)
-        cell = cell.reshape(-1)
-        cells = int(cell.max()) + 1 if len(cell) else 0
-        if cells <= MOST_CELLS:
-            break
+    cell, count = cells_of(at, side)
+    while len(count) > MOST_CELLS:
         side *= 1.5
+        cell, count = cells_of(at, side)
+    cells = len(count)
     total = np.maximum(np.bincount(cell, trust, cells), 1e-12)
     centres = np.stack([np.bincount(cell, trust * x, cells) for x in at.T], -1) / total[:, None]
     mean = np.bincount(cell, trust * residual, cells) / total

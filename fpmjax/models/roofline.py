@@ -44,6 +44,7 @@ NAMES = tuple(PRIOR)
 # Shares of a datasheet's peak that engines reach.
 BANDWIDTH_SHARE, ARITHMETIC_SHARE = 0.85, 0.7
 LINEAR_WIDTH = 3.0  # the linear form is all but free
+LARGEST = 1e30  # of a datasheet's numbers; the least is its inverse
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Hardware:
 
     weight_bytes: read by every pass; flops_per_token: of one computed token without attention;
     kv_bytes_per_token: of all layers; bandwidth_bytes_per_s and flops_per_s: peaks.
-    Raises OptionError `hardware` for what is not a positive finite number.
+    Raises OptionError `hardware` for what is not a positive number of sane size.
     """
 
     weight_bytes: float
@@ -65,9 +66,9 @@ class Hardware:
         for field in fields(self):
             value = getattr(self, field.name)
             sound = isinstance(value, numbers.Real) and not isinstance(value, bool)
-            if not (sound and 0 < float(value) < math.inf):
+            if not (sound and 1 / LARGEST <= value <= LARGEST):
                 raise OptionError(
-                    f"{field.name} of the hardware is {value!r}\nhint: give a positive number, per rank",
+                    f"{field.name} of the hardware is {value!r}\nhint: give a positive number of SI units, per rank",
                     code="hardware",
                 )
 

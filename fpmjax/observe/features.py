@@ -62,19 +62,19 @@ def iteration_features(xp: Any, work: Work, weights: Sequence[Any] = (1.0, 1.0, 
         pairs = cached * tokens / requests + tokens * tokens / (2.0 * requests) + tokens / 2.0
         pairs = xp.where(prefill, pairs, 0.0)
         read = xp.where(prefill, cached, 0.0) + read
-    score = unfused(xp, kv_weight * read, read) + unfused(xp, pair_weight * pairs, pairs)
+    score = rounded(xp, kv_weight * read) + rounded(xp, pair_weight * pairs)
     any_prefill, any_decode = prefill.any(-1), decode.any(-1)
     both = xp.where((prefill & decode).any(-1), LOCALLY_MIXED, ACROSS_RANKS)
     kind = xp.where(any_prefill, xp.where(any_decode, both, PREFILL), xp.where(any_decode, DECODE, NO_KIND))
     return Features(kind, score.max(-1), token_weight * (tokens.sum(-1) + decoded.sum(-1)))
 
 
-def unfused(xp: Any, product: Array, factor: Array) -> Array:
-    """The product, rounded: a quotient keeps XLA from contracting it with the sum that it enters.
+def rounded(xp: Any, product: Array) -> Array:
+    """The product as a float64: a quotient keeps XLA from contracting it with the sum that it enters.
 
-    factor: nonnegative, of the product's shape; so the divisor is one, which XLA cannot know.
+    The divisor is one, which XLA cannot know: that counts are not negative, it does.
     """
-    return product / xp.where(factor >= 0.0, 1.0, 2.0)
+    return product / xp.where(product < np.inf, 1.0, 2.0)
 
 
 def breaks_role(xp: Any, work: Work, role: str) -> Array:

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fpmjax.iteration import askable
+from fpmjax.observe.features import rounded
 from fpmjax.work import Array, Work
 
 SLOTS = 32
@@ -246,14 +247,6 @@ class Iteration:
         """Quotient of sums over ranks, 0 of nothing."""
         total, count = total.sum(-1), count.sum(-1)
         return self.xp.where(count > 0.0, total / self.xp.maximum(count, 1.0), ZERO)
-
-
-def rounded(xp: Any, product: Array) -> Array:
-    """The product as a float64: a quotient keeps the compiler from contracting it with the sum that it enters.
-
-    The divisor is one, which a compiler cannot know: that counts are not negative, it does.
-    """
-    return product / xp.where(product < np.inf, 1.0, 2.0)
 
 
 Feature = Callable[[Iteration], Array]
