@@ -309,7 +309,7 @@ def test_progress_goes_to_a_terminal_only_and_changes_nothing(monkeypatch, capsy
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setattr(sys, "stderr", Terminal())
     model = fpmjax.regression(role="decode")
-    watched = fit.learned(model, decode_stream())
+    watched = fit.taught(model, decode_stream())
     shown = sys.stderr.getvalue()
     assert "] 37%  150 of 400 observations" in shown.replace("]  ", "] ") and shown.endswith(" \r")
     assert same_bits(watched, fpmjax.regression(decode_stream(), role="decode"))
@@ -323,7 +323,7 @@ def test_progress_goes_to_a_terminal_only_and_changes_nothing(monkeypatch, capsy
         np.ones(201),
     )
     with pytest.raises(fpmjax.MetricsError, match="observation 200"):
-        fit.learned(model, mixed)
+        fit.taught(model, mixed)
 
 
 def test_help_of_both_commands_names_every_source():

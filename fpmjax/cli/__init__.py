@@ -23,8 +23,8 @@ How long does one forward pass of an LLM inference engine take?  Answers come fr
 steps; a question that no measurement supports is refused, never guessed.
 
 TABLE is a Parquet file with its .metadata.json beside it, a folder that holds such a pair, or the word
-`embedded` for the table inside this package (write ./embedded for a folder of that name).  MODEL is a TABLE, or a
-file that `fpmjax fit` made of an engine's traces.
+`embedded` for the table inside this package (write ./embedded for a folder of that name).  MODEL is a TABLE, a
+file that `fpmjax fit` made of an engine's traces, or a learned artifact of aisimulate (JSON).
 """
 EPILOG = """\
 exit codes: 0 answered, at least in part; 1 selfcheck found a different bit; 2 bad input; 3 nothing answered, for want

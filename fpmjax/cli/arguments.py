@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 UNEQUAL, BAD_INPUT, NOT_COVERED = 1, 2, 3  # exit codes beside 0
 MOST_VALUES = 1_000_000  # in one list, and queries in one product: what a terminal or one JSON document can carry
 EMBEDDED = "embedded"
+ARTIFACT, ENDS = b'"aic_fpm_learned_forward_perf"', 1 << 16  # what marks a learned artifact, and where it is looked for
 INSIDE = f"`{EMBEDDED}`, which is the table inside this package"
 LISTED = 8  # cells named when several match
 
@@ -210,7 +211,7 @@ def open_cells(args: argparse.Namespace) -> Cells:
 def refuse_what_is_no_table(name: str) -> None:
     """Raise where TABLE is nothing at all, or measurements that nobody has made a table of yet."""
     require_path(name, f"a Parquet file, the folder that holds the pair, or {INSIDE}")
-    if is_model_file(name):
+    if is_saved(name):
         raise UsageError(
             f"{name} is a saved model, not a table\nhint: `fpmjax inspect`, `estimate` and `evaluate` take saved models"
         )
@@ -224,6 +225,25 @@ def refuse_what_is_no_table(name: str) -> None:
             f"{name} holds measurements, but is no table yet\n"
             f"hint: make one with `fpmjax table build {name} --identity ID.json -o DIR`"
         )
+
+
+def is_saved(name: str) -> bool:
+    """Whether a file is a model: one that `fpmjax fit` wrote, or a learned artifact."""
+    return is_model_file(name) or is_artifact(name)
+
+
+def is_artifact(name: str) -> bool:
+    """Whether a file is a JSON object that names the schema of the peer's learned artifacts near one of its ends."""
+    try:
+        if not os.path.isfile(name):
+            return False
+        with open(name, "rb") as file:
+            head = file.read(ENDS)
+            file.seek(max(0, os.path.getsize(name) - ENDS))
+            tail = file.read(ENDS)
+    except (OSError, ValueError):
+        return False
+    return head.lstrip().startswith(b"{") and (ARTIFACT in head or ARTIFACT in tail)
 
 
 def require_path(name: str, wanted: str) -> None:

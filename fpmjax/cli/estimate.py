@@ -11,19 +11,25 @@ import numpy as np
 from fpmjax import __version__
 from fpmjax.cli import study
 from fpmjax.cli.arguments import LIST, UsageError, add_command, counts, one_count
+from fpmjax.cli.describe import cell_of, level_in_words
 from fpmjax.cli.evidence import Details, detail_lines
 from fpmjax.cli.output import ALL_IDLE, aligned_lines, breakdown, ms, note, number, print_json_with
 from fpmjax.cli.queries import Asked, answered, at_depths, product, refusals
-from fpmjax.cli.saved import about, add_model, cell_of, open_model
+from fpmjax.cli.saved import about, add_model, open_model
 
 ABOUT = f"""\
-MODEL is a table, or a saved model that `fpmjax fit` wrote.  Work is given as lists, which are combined in every way,
-or as an engine's metrics.  Counts are totals of one iteration and rank.  With a draft length the answer is one whole
-speculative round, draft and verification; 0 among draft lengths is ordinary decoding.
+MODEL is a table, a saved model that `fpmjax fit` wrote, or a learned artifact.  Work is given as lists, which are
+combined in every way, or as an engine's metrics.  Counts are totals of one iteration and rank.  With a draft length
+the answer is one whole speculative round, draft and verification; 0 among draft lengths is ordinary decoding.
 
 `in study range` (in_study_range of a query in JSON, null at draft length 0) tells whether batch, KV and draft length
 lie inside the study behind the round's factor.  It ran TP1, BF16, which is not compared with the cell: see the last
 line, or `study` in JSON.
+
+A model that knows its own errors adds the range in which it expects the measured time (`90 % range`, `interval` in
+JSON), and one that was learned whether a query lies inside of what was observed: `supported`, or `extrapolated` and by
+how many e-folds; 0.7 is a factor of 2.  The range is a promise for supported queries only, and holds the error of the
+model, not that of a round's factor.
 
 {LIST}"""
 EXAMPLES = """\
@@ -159,9 +165,39 @@ def as_json(asked: Asked, result: Any, details: Details | None) -> Iterator[dict
                 "native_latency_ms": number(stp.native_ms[i]),
                 "correction_factor": number(stp.factor[i]),
             }
+        if result.interval is not None:
+            answer["interval"] = interval_of(result.interval, i)
+        if result.support is not None:
+            answer["support"] = support_of(result.support, i)
         if details is not None:
             answer["ranks"] = details.ranks(i)
         yield answer
+
+
+def interval_of(interval: Any, i: int) -> dict[str, Any] | None:
+    """One query's range in milliseconds; None where there is none."""
+    low, high = float(interval.low_ms[i]), float(interval.high_ms[i])
+    if low != low or high != high:
+        return None
+    return {"low_ms": low, "high_ms": high, "level": interval.level, "calibrated_on": int(interval.count[i])}
+
+
+def range_in_words(interval: dict[str, Any] | None) -> str:
+    return "-" if interval is None else f"{interval['low_ms']:.4g}..{interval['high_ms']:.4g}"
+
+
+def support_of(support: Any, i: int) -> dict[str, Any] | None:
+    """Where one query lies; None where there is no answer, or a model that does not say."""
+    distance = float(support.distance[i])
+    if distance != distance:
+        return None
+    return {"extrapolated": distance > 0, "e_folds": distance, "model_spread": number(support.model_spread[i])}
+
+
+def support_in_words(support: dict[str, Any] | None) -> str:
+    if support is None:
+        return "-"
+    return f"extrapolated {support['e_folds']:.2f}" if support["extrapolated"] else "supported"
 
 
 def document(
@@ -206,6 +242,11 @@ def as_text(asked: Asked, result: Any, details: Details | None) -> Iterator[str]
     if stp.correction is not None:
         column("correction", lambda a: "-" if a["latency_ms"] is None else f"{a['correction_factor']:.4f}")
         column("native ms", lambda a: ms(a["native_latency_ms"]))
+    if result.interval is not None:
+        header = f"{level_in_words(result.interval.level)} range"
+        column(header, lambda a: range_in_words(a["interval"]))
+    if result.support is not None:
+        column("support", lambda a: support_in_words(a["support"]))
     if asked.label is not None and work.ranks > 1:
         column("slowest rank", lambda a: "-" if a["rank"] < 0 else str(a["rank"]))
     left: tuple[int, ...] = ()

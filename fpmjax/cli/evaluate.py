@@ -8,19 +8,25 @@ from typing import TYPE_CHECKING, Any
 from fpmjax import __version__
 from fpmjax.cli import observed
 from fpmjax.cli.arguments import UsageError, add_command, one_count
-from fpmjax.cli.observed import add_observations, read_observations, split_at
+from fpmjax.cli.describe import level_in_words
+from fpmjax.cli.observed import add_observations, in_flags, read_observations, split_at
 from fpmjax.cli.output import aligned, breakdown, print_json
 from fpmjax.cli.saved import about, add_model, open_model
 
 if TYPE_CHECKING:
     from fpmjax.observe.observations import Observations
 
-GROUPS = ("kind", "batch", "kv", "tokens", "none")
+GROUPS = ("kind", "batch", "kv", "tokens", "support", "none")
+USUAL: tuple[str, ...] = ("kind", "batch")
 ABOUT = f"""\
 {observed.ABOUT}
 Errors are 100 (predicted - observed) / observed: MAPE is the mean of their sizes, bias their mean, WAPE the summed
 misses over the summed times; p50, p90 and worst are of their sizes.  An answer of a model that has not seen enough of
 such work is unready, every other missing answer is refused; neither is scored.
+
+Of a model that states a range beside each answer, `in 90 %` is the share of scored times inside the 90 % range, and
+`outside` how many of them lie outside of what the model was fitted on; --by support splits the scores by how far, in
+e-folds.
 """
 EXAMPLES = """\
   fpmjax evaluate model.npz later.jsonl.gz --not-speculative
@@ -47,9 +53,8 @@ def add_groups(parser: argparse.ArgumentParser) -> None:
         "--by",
         metavar="LIST",
         type=groups,
-        default=("kind", "batch"),
         help=f"how the scores are split: {', '.join(GROUPS)}; the sizes in classes up to each power of two "
-        "(default: kind,batch)",
+        "(default: kind,batch, and support where the model states it)",
     )
     scores.add_argument(
         "--blocks", metavar="N", type=one_count, default=1, help="also in N blocks of their order (default: 1)"
@@ -86,23 +91,29 @@ def score(model: Any, observations: Observations, first: int, args: argparse.Nam
     from fpmjax.evaluate import ALL, evaluate
 
     rows: list[dict[str, Any]] = []
-    for by in args.by:
+    by_all = list(args.by or USUAL)
+    for by in by_all:
         table = evaluate(model, observations[first:], by=None if by == "none" else by, blocks=args.blocks)
         for row in table.to_pylist():
             total = row["group"] == ALL
-            if total and rows and by != args.by[0]:
+            if total and rows and by != by_all[0]:
                 continue
             row["by"] = None if total else by
             for name in ("first", "last", "worst_row"):
                 row[name] = None if row[name] is None else row[name] + first
             rows.append(row)
+        if args.by is None and by == USUAL[-1] and rows[0]["extrapolated"] is not None:
+            by_all.append("support")
     return rows
 
 
 def score_lines(rows: list[dict[str, Any]]) -> list[str]:
     """The scores for people."""
     blocks = any(row["block"] is not None for row in rows)
-    headers = ["by", "group", *(["block"] if blocks else []), "n", *HEADERS, "refused", "unready"]
+    level = next((row["interval_level"] for row in rows if row["interval_level"] is not None), None)
+    placed = any(row["extrapolated"] is not None for row in rows)
+    stated = [*([] if level is None else [f"in {level_in_words(level)}"]), *(["outside"] if placed else [])]
+    headers = ["by", "group", *(["block"] if blocks else []), "n", *HEADERS, *stated, "refused", "unready"]
     cells = [
         [
             row["by"] or "",
@@ -110,12 +121,18 @@ def score_lines(rows: list[dict[str, Any]]) -> list[str]:
             *(["" if row["block"] is None else str(row["block"])] if blocks else []),
             f"{row['n']:,}",
             *("-" if row[name] is None else f"{row[name]:.2f}" for name in NUMBERS),
+            *([] if level is None else [share_in_words(row["interval_coverage"])]),
+            *(["-" if row["extrapolated"] is None else f"{row['extrapolated']:,}"] if placed else []),
             f"{row['refused']:,}",
             f"{row['unready']:,}",
         ]
         for row in rows
     ]
     return aligned(headers, cells, left=(0, 1))
+
+
+def share_in_words(share: float | None) -> str:
+    return "-" if share is None else f"{100.0 * share:.1f} %"
 
 
 def require_scored(model: Any, observations: Observations, total: dict[str, Any]) -> None:
@@ -128,7 +145,8 @@ def require_scored(model: Any, observations: Observations, total: dict[str, Any]
     reasons = {name: total[name] for name in ("refused", "unready") if total[name]}
     told = f"none of the {total['n']:,} iterations has an answer ({breakdown(reasons)})"
     try:
-        estimate(model, observations.work)
+        with in_flags():
+            estimate(model, observations.work)
     except CoverageError as error:
         raise CoverageError(f"{told}: {error}", code=error.code) from None
     raise CoverageError(told)

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fpmjax.cli.arguments import add_command, open_cells, selected
+from fpmjax.cli.arguments import add_command, is_saved, open_cells, selected
+from fpmjax.cli.describe import contents, in_words
 from fpmjax.cli.output import aligned, fake_kv_rows, print_json, span
-from fpmjax.cli.saved import add_model, contents, in_words, manifest, open_model
+from fpmjax.cli.saved import add_model, manifest, open_model
 from fpmjax.errors import CellNotFoundError
-from fpmjax.model_file import is_model_file
 from fpmjax.tables.policy import POLICIES
 
 if TYPE_CHECKING:
@@ -22,7 +22,8 @@ ABOUT = """\
 Cells, measurement policy and clock, digest, coverage per batch size, warnings.  Every batch size answers the KV
 totals that it was measured for; a decode batch in between needs measured batches on both sides.
 
-Of a saved model: its digest, its kind, and what each of its stores holds.
+Of a saved model or a learned artifact: its digest, its kind, and what each of its stores holds; of a model that was
+learned also the box in which it was observed, outside of which its answers are extrapolated.
 """
 EXAMPLES = """\
   fpmjax inspect embedded
@@ -40,7 +41,7 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if is_model_file(args.table):
+    if is_saved(args.table):
         return show_saved(args)
     wanted, cells = selected(args), open_cells(args)
     chosen = matching(cells, wanted)
@@ -56,7 +57,8 @@ def show_saved(args: argparse.Namespace) -> int:
     if args.json:
         print_json({"path": args.table, "digest": digest, "written_by": package} | contents(model))
     else:
-        head = [f"model     {args.table}", f"sha256    {digest}", f"written   by fpmjax {package}"]
+        written = f"by fpmjax {package}" if package else "by the trainer of aisimulate"
+        head = [f"model     {args.table}", f"sha256    {digest}", f"written   {written}"]
         print("\n".join([*head, *in_words(model)]))
     return 0
 

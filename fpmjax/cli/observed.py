@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from fpmjax.cli.arguments import EMBEDDED, UsageError, require_path, shorten
+from fpmjax.cli.arguments import EMBEDDED, UsageError, is_artifact, require_path, shorten
 from fpmjax.cli.output import breakdown, note
 from fpmjax.errors import FpmError, OptionError
 from fpmjax.model_file import is_model_file
@@ -44,9 +44,12 @@ FLAGS = {
     "mixed_timing=True": "--mixed-timing",
     'role="aggregated"': "--role aggregated",
     "strict=False counts": "without --strict the command counts",
+    "allow_extrapolation": "--allow-extrapolation",
+    "fpmjax.recommend_anchors names few": "`fpmjax fit --draft-length LIST` names few",
 }
 # Names that begin a message of the Python API, and their flags where dashes alone do not make one of them.
 OPTIONS = {"bins_per_axis": "--bins", "tolerance": "--relative-tolerance", "per_axis": "--knots-per-axis"}
+OPTIONS |= {"bandwidth_bytes_per_s": "--bandwidth", "flops_per_s": "--flops"}
 OPTIONS |= {"step": "--search-step", "non_negative": "--signed"}
 
 
@@ -128,6 +131,10 @@ def read_observations(args: argparse.Namespace) -> tuple[Observations, list[dict
         raise UsageError(
             f"{name} is a saved model, not observations\nhint: `fpmjax fit TRACE... --continue {name} -o MODEL` "
             f"teaches it more, `fpmjax evaluate {name} TRACE...` scores it"
+        )
+    for name in filter(is_artifact, args.traces):
+        raise UsageError(
+            f"{name} is a learned artifact, not observations\nhint: `fpmjax evaluate {name} TRACE...` scores it"
         )
     for name in args.traces:
         if name == EMBEDDED and not os.path.exists(name):

@@ -1,58 +1,38 @@
-"""What `fpmjax fit` is to make: the flags of a regression and of a correction, and the model before it learns."""
+"""What `fpmjax fit` is to make: the flags of every kind of model, and the model before it learns."""
 
 from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
-from fpmjax.cli.arguments import EMBEDDED, UsageError, add_choice, one_count, shorten
+from fpmjax.cli.arguments import EMBEDDED, UsageError, add_choice, is_artifact, one_count
+from fpmjax.cli.families import LEARNED_FAMILIES, OF_A_FAMILY, add_families, new_family
+from fpmjax.cli.flags import (
+    Flag,
+    add_flags,
+    bounds,
+    given,
+    is_given,
+    names,
+    real,
+    refuse_any,
+    sizes,
+    spelled,
+)
 from fpmjax.cli.saved import load, open_model
 from fpmjax.model_file import is_model_file
-
-
-class Flag(NamedTuple):
-    """One option of the Python API on the command line; without `read` it is a switch."""
-
-    name: str
-    help: str
-    read: Callable[[str], Any] | None = None
-    metavar: str | None = None
-    choices: tuple[str, ...] | None = None
-
-
-def names(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(","))
-
-
-def sizes(text: str) -> tuple[int, ...]:
-    return tuple(one_count(size.strip()) for size in text.split(","))
-
-
-def real(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{shorten(text)} is not a number") from None
-
-
-def bounds(text: str) -> tuple[float | None, ...]:
-    """`LOW,HIGH`, either of them `none`."""
-    parts = [part.strip().lower() for part in text.split(",")]
-    if len(parts) != 2:
-        raise argparse.ArgumentTypeError(f"{shorten(text)} is not LOW,HIGH\nhint: for example 0.5,2 or 0.8,none")
-    return tuple(None if part == "none" else real(part) for part in parts)
-
 
 BOTH = (
     Flag("min_observations", "rows before a store answers or is heard (default: 5)", one_count, "N"),
     Flag("max_observations", "rows that a store retains (default: 64)", one_count, "N"),
     Flag("bins", "cells per axis over which they are spread (default: 4 on every axis)", sizes, "LIST"),
 )
-REGRESSION = (
+FITTED = (
     Flag("role", "the worker's work; required for a new one", choices=("decode", "prefill", "aggregated")),
-    Flag("family", "kind of fit (default: regression)", choices=("regression",)),
+    Flag("family", "kind of fit (default: regression)", choices=("regression", *LEARNED_FAMILIES)),
+)
+REGRESSION = (
     Flag("feature_axes", "1 to 6 features that are fitted (default: attention,moe)", names, "LIST"),
     Flag("sampling_axes", "features over which rows are spread (default: attention,moe)", names, "LIST"),
     Flag("signed", "let slopes fall as well as rise (default: they never fall)"),
@@ -94,6 +74,8 @@ CORRECTION = (
         "N",
     ),
 )
+OF_A_FIT = tuple(flag.name for flag in FITTED)
+OF_BOTH = tuple(flag.name for flag in BOTH)
 OF_A_REGRESSION = tuple(flag.name for flag in (*REGRESSION, *REFITS))
 OF_A_CORRECTION = (*(flag.name for flag in CORRECTION), "select", "fake_kv")
 THRESHOLD = ("relative_tolerance", "absolute_tolerance_ms", "window", "trigger", "cooldown")
@@ -124,10 +106,12 @@ def add_recipe(parser: argparse.ArgumentParser) -> None:
         help="teach this saved model the new observations; it keeps the options that it was made with, and its file "
         "stays as it is unless -o names it too (default: a new model)",
     )
-    add_flags(both, BOTH)
+    add_flags(both, FITTED)
+    add_families(parser)
+    add_flags(parser.add_argument_group("rows of a regression or a correction"), BOTH)
     add_flags(parser.add_argument_group("regression", FEATURES), REGRESSION)
     add_flags(parser.add_argument_group("refits and knots of a regression", MISSED), REFITS)
-    correction = parser.add_argument_group("correction instead of a regression")
+    correction = parser.add_argument_group("correction instead of a fit")
     correction.add_argument(
         "--correct", dest="table", metavar="TABLE", help=f"table, or saved model, to correct; also `{EMBEDDED}`"
     )
@@ -135,45 +119,17 @@ def add_recipe(parser: argparse.ArgumentParser) -> None:
     add_choice(correction)
 
 
-def add_flags(group: Any, flags: tuple[Flag, ...]) -> None:
-    for flag in flags:
-        if flag.read or flag.choices:
-            more = {"type": flag.read or str, "metavar": flag.metavar, "choices": flag.choices}
-        else:
-            more = {"action": "store_true"}
-        group.add_argument(spelled(flag.name), help=flag.help, **more)
-
-
-def spelled(name: str) -> str:
-    """The flag of an attribute."""
-    return {"table": "--correct", "continued": "--continue"}.get(name, "--" + name.replace("_", "-"))
-
-
-def is_given(args: argparse.Namespace, name: str) -> bool:
-    value = getattr(args, name)
-    return value is not None and value is not False and value != []
-
-
-def given(args: argparse.Namespace, *names: str) -> dict[str, Any]:
-    """The options that were given; the others keep the defaults of the Python API."""
-    return {name: getattr(args, name) for name in names if is_given(args, name)}
-
-
-def refuse_any(args: argparse.Namespace, names: tuple[str, ...], what: str, hint: str) -> None:
-    """Raise for the first of these that is given."""
-    for name in given(args, *names):
-        raise UsageError(f"{spelled(name)} {what}\nhint: {hint}")
-
-
 def starting_model(args: argparse.Namespace) -> Any:
     """The model before it has seen any of these observations."""
     if args.continued is not None:
         return continued_model(args)
     if args.table is not None:
+        refuse_any(args, OF_A_FIT, "belongs to a regression or a learned model", "it has no part in --correct")
         refuse_any(args, OF_A_REGRESSION, "belongs to a regression", "it has no part in --correct")
+        refuse_any(args, OF_A_FAMILY, "belongs to a learned model", "it has no part in --correct")
         from fpmjax.models.corrected import corrected
 
-        options = given(args, *(flag.name for flag in (*BOTH, *CORRECTION)))
+        options = given(args, *OF_BOTH, *(flag.name for flag in CORRECTION))
         return corrected(open_model(args), **options)
     refuse_any(args, OF_A_CORRECTION, "belongs to a correction", "--correct says of what")
     if not args.role:
@@ -181,6 +137,11 @@ def starting_model(args: argparse.Namespace) -> Any:
             "--role is missing: decode and prefill workers learn one kind of work, aggregated ones all kinds\n"
             "hint: add --role decode, prefill or aggregated; for a correction --correct TABLE"
         )
+    if args.family in LEARNED_FAMILIES:
+        hint = f"leave it out, or --family {args.family}"
+        refuse_any(args, (*OF_BOTH, *OF_A_REGRESSION), "belongs to a regression", hint)
+        return new_family(args)
+    refuse_any(args, OF_A_FAMILY, "belongs to a learned model", f"add --family {', '.join(LEARNED_FAMILIES)}")
     return new_regression(args)
 
 
@@ -204,9 +165,10 @@ def new_regression(args: argparse.Namespace) -> Any:
             refuse_any(args, THRESHOLD, "does not go with --search-step", "knots are searched by misses or by step")
     options = given(
         args,
+        "role",
         "min_observations",
         "max_observations",
-        *(flag.name for flag in REGRESSION if flag.name not in ("family", "signed")),
+        *(flag.name for flag in REGRESSION if flag.name != "signed"),
         "rebuild_interval",
     )
     if args.bins or args.sampling_axes:
@@ -232,23 +194,34 @@ def defaults_of(knots: Any) -> dict[str, Any]:
 def continued_model(args: argparse.Namespace) -> Any:
     """The saved model that goes on learning; UsageError for what cannot, and for flags that would make another one."""
     name = args.continued
-    shaping = (*(flag.name for flag in BOTH), *OF_A_REGRESSION, "table", *OF_A_CORRECTION)
-    told = tuple(x for x in shaping if x not in ("role", "family"))
-    refuse_any(args, told, f"makes a new model, but {name} keeps its own options", "leave it out, or --continue")
+    shaping = (*OF_BOTH, *OF_A_REGRESSION, *OF_A_FAMILY, "table", *OF_A_CORRECTION)
+    refuse_any(args, shaping, f"makes a new model, but {name} keeps its own options", "leave it out, or --continue")
     if not is_model_file(name):
         if name == EMBEDDED or os.path.isdir(name) or is_parquet(name):
             what, hint = "is a table, which learns nothing", f"`--correct {name}` learns factors over it"
+        elif is_artifact(name):
+            what, hint = "is a learned artifact, which learns nothing", f"`--correct {name}` learns factors over it"
         elif os.path.exists(name):
             what, hint = "is no saved model", "--continue takes a file that `fpmjax fit` wrote"
         else:
             what, hint = "does not exist", "--continue takes a file that `fpmjax fit` wrote; leave it out for a new one"
         raise UsageError(f"{name} {what}\nhint: {hint}")
     model = load(name)
+    kind = type(model).__name__
+    if kind == "Learned":
+        raise UsageError(
+            f"{name} is a learned model, which is fitted to all observations at once and does not go on learning\n"
+            "hint: fit again with all of them, or `--correct` it, which learns factors over it"
+        )
     if not hasattr(model, "update"):
-        raise UsageError(f"{name} holds a measured table, which learns nothing\nhint: --correct {name} learns factors")
+        held = "learned trees" if kind == "Forest" else "a measured table"
+        raise UsageError(f"{name} holds {held}, which learns nothing\nhint: --correct {name} learns factors")
     role = getattr(model, "role", None)
+    if args.family in LEARNED_FAMILIES:
+        raise UsageError(f"--family {args.family} does not go with --continue\nhint: fit all observations anew")
     if role is None:
-        refuse_any(args, ("role", "family"), f"belongs to a regression, but {name} is a correction", "leave it out")
+        what = "a correction" if kind == "Corrected" else "a choice between two models"
+        refuse_any(args, OF_A_FIT, f"belongs to a regression, but {name} is {what}", "leave it out")
     elif args.role not in (None, role):
         raise UsageError(
             f"{name} is a regression of {role} work, not of {args.role} work\n"

@@ -1,0 +1,116 @@
+"""Figures without a window: how matplotlib is found, the style of every picture, and files with the same bytes."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fpmjax.errors import FpmError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+SUFFIXES = (".png", ".svg")
+DPI = 150
+STYLE: dict[str, Any] = {
+    "font.family": "DejaVu Sans",  # comes with matplotlib: the same on every machine
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "0.9",
+    "legend.fontsize": 8,
+    "legend.framealpha": 0.85,
+    "legend.edgecolor": "0.8",
+    "svg.hashsalt": "fpmjax",  # ids that do not change from run to run
+    "svg.fonttype": "path",
+}
+
+
+def matplotlib() -> Any:
+    """The package; FpmError `matplotlib` where it is not installed."""
+    try:
+        import matplotlib
+        import matplotlib.figure
+    except ImportError as error:
+        raise FpmError(
+            f"a picture needs matplotlib, which cannot be imported: {error}\nhint: pip install 'fpmjax[plot]'",
+            code="matplotlib",
+        ) from None
+    return matplotlib
+
+
+@contextmanager
+def style() -> Iterator[Any]:
+    """matplotlib, in the style of this package."""
+    package = matplotlib()
+    with package.rc_context(STYLE):
+        yield package
+
+
+def check_figure_path(path: str | os.PathLike[str]) -> None:
+    """Raise FpmError, code `figure`, for a name that no picture can be written under, `matplotlib` without that."""
+    name = os.fspath(path)
+    if not name.lower().endswith(SUFFIXES):
+        refuse(f"{name!r} is no picture by its name", f"end it in {' or '.join(SUFFIXES)}")
+    if os.path.isdir(name):
+        refuse(f"{name} is a folder", "name a file")
+    if not os.path.isdir(os.path.dirname(name) or "."):
+        refuse(f"the folder {os.path.dirname(name)} does not exist", "make it first")
+    matplotlib()
+
+
+def refuse(what: str, hint: str) -> None:
+    raise FpmError(f"{what}\nhint: {hint}", code="figure")
+
+
+def write_figure(figure: Figure, path: str | os.PathLike[str]) -> None:
+    """The figure as PNG or SVG, by the suffix; the same figure gives the same bytes, without a date.
+
+    Raises FpmError `figure` for another suffix or a missing folder, and OSError where it cannot be written.
+    """
+    check_figure_path(path)
+    kind = os.fspath(path).lower().rpartition(".")[2]
+    nameless = {"png": {"Software": None}, "svg": {"Date": None, "Creator": None}}
+    out = io.BytesIO()
+    with style():
+        figure.savefig(out, format=kind, dpi=DPI, metadata=nameless[kind])
+    Path(path).write_bytes(out.getvalue())
+
+
+def log_axis(axis: Any, low: float, high: float, *, base: int = 10) -> None:
+    """Plain numbers at few places of a logarithmic axis, whatever it spans.
+
+    axis: `axes.xaxis` or `axes.yaxis`, already logarithmic; base: 2 for counts that engines double.
+    """
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+
+    if base == 2 and high >= 4 * low:
+        axis.set_major_locator(LogLocator(2, numticks=14))
+    elif high >= 30 * low:
+        axis.set_major_locator(LogLocator(10, subs=(1.0,) if high > 3000 * low else (1.0, 3.0), numticks=12))
+    else:
+        axis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
+
+
+def short(value: float) -> str:
+    """2048 as it is, 15000 as 15k, 2000000 as 2M."""
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= max(size, 1e4):
+            return f"{value / size:.4g}{letter}"
+    return f"{value:.4g}"
+
+
+def nothing(axes: Axes, text: str) -> None:
+    """A panel without data says why."""
+    axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color="0.4")
