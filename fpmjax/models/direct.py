@@ -20,6 +20,7 @@ from fpmjax.lookup.decode import DecodeTable
 from fpmjax.lookup.evidence import baseline_evidence, collect_evidence, decode_evidence, prefill_evidence
 from fpmjax.lookup.kernel import decode_baseline, look_up_decode, look_up_prefill
 from fpmjax.lookup.nearby import near_decode, near_prefill
+from fpmjax.lookup.outer import Classes, batch_classes
 from fpmjax.lookup.prefill import PrefillTable
 from fpmjax.lookup.scalar import REFUSED, DecodeWalk, PrefillWalk
 from fpmjax.status import Status
@@ -146,6 +147,11 @@ class Direct:
     def walk_prefill(self) -> PrefillWalk:
         """Prefill lookups of one query at a time, in plain numbers."""
         return PrefillWalk(self.prefill)
+
+    @cached_property
+    def walk_classes(self) -> Classes:
+        """Batches whose decode lookups behave alike, for grids."""
+        return batch_classes(self.decode)
 
     def explain(self, reason: Status, work: Work) -> str:
         """Why the first refusing rank of one iteration (fields [r]) is refused, and what is measured nearby."""

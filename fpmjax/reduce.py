@@ -1,0 +1,213 @@
+"""`summarise`: a grid reduced to one row per combination of the axes that are kept; no answer is ever stored.
+
+The device folds blocks of lines (`fpmjax.lines`), the host joins what they leave in a fixed order (`fpmjax.totals`):
+neither the number of blocks in flight nor that of devices changes a bit.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fpmjax._jax import own_scope
+from fpmjax.errors import SpeculationError
+from fpmjax.grid import DECODE, MODEL, Grid, as_models, bad
+from fpmjax.guard import check_one_model
+from fpmjax.lines import fold_grid
+from fpmjax.metrics import show
+from fpmjax.progress import Progress
+from fpmjax.rule import PUBLISHED, SpeculativeRule
+from fpmjax.speculative import check_rule, require_eligible
+from fpmjax.totals import Histogram, Totals
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+@dataclass(frozen=True)
+class Reduce:
+    """What a grid is reduced to.
+
+    keep: axes that stay, in the order in which the rows are wanted; () for one row.  All others are reduced.
+    limit_ms: also the share of latencies up to it, itself included.
+    quantiles: of 0..1; the latency at rank ceil(q * answered), within `QUANTILE_ERROR` of it, relative.
+    pareto: instead of one row, all cells of each kept combination that no other one beats both in latency and in
+        throughput, decode_requests / latency.
+
+    Raises OptionError, the code being the field.
+    """
+
+    keep: Sequence[str] = (DECODE,)
+    limit_ms: float | None = None
+    quantiles: Sequence[float] = ()
+    pareto: bool = False
+
+    def __post_init__(self):
+        keep = (self.keep,) if isinstance(self.keep, str) else self.keep
+        if not isinstance(keep, (list, tuple)) or not all(isinstance(name, str) for name in keep):
+            bad("keep", f"keep is {show(self.keep)}", "name the axes that stay, such as keep=['decode_requests']")
+        if len(set(keep)) < len(keep):
+            bad("keep", f"keep names an axis twice: {', '.join(keep)}", "name each axis once")
+        object.__setattr__(self, "keep", tuple(keep))
+        if self.limit_ms is not None:
+            if not is_number(self.limit_ms) or self.limit_ms < 0:
+                bad("limit_ms", f"limit_ms is {show(self.limit_ms)}", "give milliseconds, such as limit_ms=50")
+            object.__setattr__(self, "limit_ms", float(self.limit_ms))
+        quantiles = (self.quantiles,) if isinstance(self.quantiles, numbers.Real) else self.quantiles
+        if not isinstance(quantiles, (list, tuple, np.ndarray)) or not all(
+            is_number(q) and 0 <= q <= 1 for q in quantiles
+        ):
+            bad("quantiles", f"quantiles is {show(self.quantiles)}", "give numbers from 0 to 1, such as [0.5, 0.99]")
+        if len({float(q) for q in quantiles}) < len(quantiles):
+            bad("quantiles", "quantiles names one twice", "name each once")
+        object.__setattr__(self, "quantiles", tuple(map(float, quantiles)))
+        if not isinstance(self.pareto, bool):
+            bad("pareto", f"pareto is {show(self.pareto)}", "give True or False")
+        if self.pareto and (self.limit_ms is not None or quantiles):
+            bad("pareto", "a front has no shares and quantiles", "ask for them in a call of their own")
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, (bool, np.bool_)) and not math.isnan(value)
+
+
+def summarise(
+    models: Any,
+    grid: Grid,
+    *,
+    reduce: Reduce | None = None,
+    rule: SpeculativeRule | None = None,
+    progress: bool = True,
+) -> pa.Table:
+    """The answers to a whole grid, reduced; one row per combination of the kept axes, the last one running fastest.
+
+    models: a model, or several, which become an axis `model` before all others; None where the grid has one.
+    rule: factor of a speculative round, for a grid with `draft_length`; None is the published one.
+
+    Columns: the kept axes (of `model` the position); `cells`, of which `answered` (idle ones among them, at 0 ms) and
+    `refused`; `min_ms`, and `best_*`, where every reduced axis stands at the first minimum in the order of the grid
+    (`best_draft_length` is the fastest draft length); `max_ms`, `mean_ms`; `share_under_limit` of the answered ones and
+    `share_of_cells_under_limit`; quantiles as `p50_ms`, `p99.9_ms`.  They are null where nothing is answered.
+
+    With `Reduce(pareto=True)`: the kept axes, `latency_ms`, `throughput_per_s` (decode steps of requests a second) and
+    the reduced axes; from the lowest latency on.  Of equal cells the first one stands for all.
+
+    Raises OptionError (the code names the option or axis), FpmError `stacked`, SpeculationError where a model cannot
+    answer a draft length.
+    """
+    import pyarrow as pa
+
+    reduce = Reduce() if reduce is None else reduce
+    if not isinstance(reduce, Reduce):
+        bad("reduce", f"reduce is a {type(reduce).__name__}", "fpmjax.Reduce(keep=['decode_requests'])")
+    if not isinstance(grid, Grid):
+        bad("grid", f"{type(grid).__name__} is no grid", "fpmjax.grid(decode_requests=[1, 8], decode_kv=8192)")
+    asked, grid = with_models(models, grid)
+    for name in reduce.keep:
+        if name not in grid.names:
+            bad("keep", f"{name} is no axis of this grid", f"its axes are {', '.join(grid.names)}")
+    check_rule(rule)
+    if "draft_length" in grid.names:
+        for model in asked:
+            require_eligible(model)
+    elif rule is not None:
+        raise SpeculationError("a rule scales speculative rounds\nhint: give the grid a draft_length", code="rule")
+    fronts = reduce.pareto
+    if fronts and DECODE not in grid.names:
+        bad("pareto", "throughput counts decode requests", "give the grid decode_requests")
+    # The front of cells with equally many requests is their fastest one: it needs no more than minima.
+    keep = reduce.keep if not fronts or DECODE in reduce.keep else (*reduce.keep, DECODE)
+    passes = 2 if reduce.quantiles else 1
+    with own_scope(), Progress("summarising", passes * grid.size, unit="cells") if progress else nullcontext() as bar:
+        done = 0
+
+        def tell(cells: int) -> None:
+            nonlocal done
+            done += cells
+            if bar is not None:
+                bar(done)
+
+        totals = Totals(grid, keep)
+        fold_grid(asked, grid, totals, rule or PUBLISHED, tell, reduce.limit_ms)
+        spread = None
+        if reduce.quantiles:
+            spread = Histogram(totals)
+            fold_grid(asked, grid, spread, rule or PUBLISHED, tell)
+    columns: dict[str, Any] = totals.kept_columns()
+    best = totals.best_columns()
+    some = totals.answered > 0
+    described = {"mean_ms": "sum over fixed blocks / answered"}
+    if fronts:
+        columns, described = pareto_columns(reduce.keep, columns | best, totals.low, some), {}
+    else:
+        columns |= {"cells": np.full(len(some), totals.cells), "answered": totals.answered}
+        columns |= {"refused": totals.cells - totals.answered}
+        with np.errstate(invalid="ignore", divide="ignore"):
+            values = {"min_ms": totals.low} | {f"best_{name}": x for name, x in best.items()}
+            values |= {"max_ms": totals.high, "mean_ms": totals.total / totals.answered}
+            if reduce.limit_ms is not None:
+                values["share_under_limit"] = totals.under / totals.answered
+                values["share_of_cells_under_limit"] = totals.under / totals.cells
+                described["limit_ms"] = repr(reduce.limit_ms)
+        if spread is not None:
+            values |= {f"p{100 * q:.10g}_ms": spread.quantile(q) for q in reduce.quantiles}
+            described["quantile_relative_error"] = repr(QUANTILE_ERROR)
+        always = {"share_of_cells_under_limit"}
+        columns |= {name: x if name in always else pa.array(x, mask=~some) for name, x in values.items()}
+    if "draft_length" in grid.names:
+        described["rule"] = str(rule or PUBLISHED)
+    return pa.table(columns).replace_schema_metadata(described or None)
+
+
+QUANTILE_ERROR = Histogram.ERROR
+
+
+def with_models(models: Any, grid: Grid) -> tuple[tuple[Any, ...], Grid]:
+    """(the models, the grid, with the axis `model` where there are several)."""
+    if grid.models is not None:
+        if models is not None:
+            bad(MODEL, "models are given, but the grid has models of its own", "leave one of them out")
+        asked = grid.models
+    else:
+        asked = as_models(models)
+        if isinstance(models, (list, tuple)):
+            grid = Grid((MODEL, *grid.names), (np.arange(len(asked)), *grid.values), asked)
+    for model in asked:
+        check_one_model(model, "summarise")
+    return asked, grid
+
+
+def pareto_columns(
+    keep: Sequence[str], axes: dict[str, np.ndarray], latency_ms: np.ndarray, answered: np.ndarray
+) -> dict[str, np.ndarray]:
+    """The fronts among candidates, of which `axes` says where they stand; candidates of one front are neighbours in
+    no particular order, and those with other kept axes are of another front."""
+    here = np.flatnonzero(answered & (latency_ms > 0))  # idle cells serve nobody
+    axes, latency_ms = {name: x[here] for name, x in axes.items()}, latency_ms[here]
+    throughput = axes[DECODE] / latency_ms * 1000.0
+    group = np.zeros(len(here), np.int64)
+    for name in keep:
+        _, code = np.unique(axes[name], return_inverse=True)
+        group = group * (int(code.max(initial=0)) + 1) + code
+    order = np.lexsort((-throughput, latency_ms, group))
+    group, throughput = group[order], throughput[order]
+    front = np.ones(len(order), bool)
+    for start, stop in zip(*edges(group), strict=True):
+        best = np.maximum.accumulate(throughput[start:stop])
+        front[start + 1 : stop] = throughput[start + 1 : stop] > best[:-1]
+    kept = order[front]
+    columns = {name: axes[name][kept] for name in keep}
+    columns |= {"latency_ms": latency_ms[kept], "throughput_per_s": throughput[front]}
+    return columns | {name: x[kept] for name, x in axes.items() if name not in columns}
+
+
+def edges(group: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Starts and ends of runs of equal values."""
+    cuts = np.flatnonzero(np.diff(group)) + 1
+    return (np.append(0, cuts), np.append(cuts, len(group))) if len(group) else (cuts, cuts)
