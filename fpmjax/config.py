@@ -2,6 +2,7 @@
 
     fpm_interpolation with method "direct"   a table of measurements, corrected by what is observed unless disabled
     fpm_regression                           a fit of what is observed
+    fpm_learned with adaptation "frozen"     a learned artifact, corrected like a table
 
 Everything else is refused by name: an answer from another kind of model than the one that was asked for would look
 the same and mean something else.
@@ -9,15 +10,19 @@ the same and mean something else.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
+from fpmjax import strict_json
 from fpmjax.errors import CellNotFoundError, CoverageError, FpmError, OptionError, TableError
+from fpmjax.metrics import show
 from fpmjax.models.corrected import corrected
 from fpmjax.models.direct import direct
+from fpmjax.models.forest import load_forest
 from fpmjax.models.regression import regression
 from fpmjax.models.settings import ErrorThreshold, Knots
 from fpmjax.options import wrong_meaning
@@ -38,11 +43,11 @@ REFUSED_MODES = {
         "would try op_level first, which fpmjax does not model, so it could only answer from something else",
         "name the mode: fpm_interpolation or fpm_regression",
     ),
-    "fpm_learned": (
-        "not_built",
-        "is not built yet",
-        "fpm_regression learns from the same observations",
-    ),
+}
+# Ways in which a learned model of the peer adapts and that this package does not model, and what is near to them.
+ADAPTATIONS = {
+    "online": "adaptation='frozen' learns a correction of the artifact; fpmjax.learned fits observations anew",
+    "causal_selector": "adaptation='frozen'; fpmjax.chosen(stable, challenger) selects by the same rule",
 }
 # Fields that change what a table would have to answer; every other value than this one is refused.
 UNMODELLED = {"decoder_replay": False, "wideep_num_slots": None, "moe_kernel_source": None, "encoder_parallel": None}
@@ -78,8 +83,9 @@ class Origin(NamedTuple):
 def best_available(config: Any) -> tuple[Any, Origin]:
     """(model, where it comes from) of a configuration: a mapping or the peer's frozen dataclass.
 
-    Raises OptionError, also with the codes `op_level`, `auto`, `not_built`, `interpolation_method`,
-    `speculative_config`, `unknown_field`; for a table TableError, CellNotFoundError and CoverageError.
+    Raises OptionError, also with the codes `op_level`, `auto`, `interpolation_method`, `adaptation`, `identity`,
+    `speculative_config`, `unknown_field`; for a table TableError, CellNotFoundError and CoverageError; for a learned
+    artifact ModelFileError.
     """
     resolved = resolve(config)
     mode = resolved["estimation_mode"]
@@ -91,6 +97,9 @@ def best_available(config: Any) -> tuple[Any, Origin]:
         origin = origin._replace(collect_coverage=check_coverage(resolved))
     if mode == "fpm_regression":
         return new_regression(resolved), origin
+    if mode == "fpm_learned":
+        options = resolved["estimator_config"]["correction"]
+        return with_correction(learned_artifact(resolved), options, auto="hybrid"), origin
     check_interpolation(resolved)
     try:
         cell = find_cell(resolved)
@@ -191,12 +200,12 @@ def lazy_of(policy: dict[str, Any]) -> ErrorThreshold | None:
     return ErrorThreshold(**without_kind(policy)) if policy["kind"] == "error_threshold" else None
 
 
-def with_correction(model: Any, options: dict[str, Any]) -> Any:
-    """A native model, corrected by what will be observed."""
+def with_correction(model: Any, options: dict[str, Any], *, auto: str = "fixed") -> Any:
+    """A native model, corrected by what will be observed; auto: the policy of mode `auto`."""
     bounds = options["factor_bounds"]
     return corrected(
         model,
-        policy="fixed" if options["mode"] == "auto" else options["mode"],
+        policy=auto if options["mode"] == "auto" else options["mode"],
         min_observations=options["min_observations"],
         bins=tuple(options["sampling"]["bins_per_axis"]),
         max_observations=options["sampling"]["max_observations"],
@@ -208,6 +217,55 @@ def with_correction(model: Any, options: dict[str, Any]) -> Any:
 
 def without_kind(options: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name != "kind"}
+
+
+# Learned artifacts
+
+
+def learned_artifact(config: dict[str, Any]) -> Any:
+    """The forest of a frozen artifact, once its digest, its role and its identity are those of the configuration."""
+    path, options = "estimator_config.fpm_learned", config["estimator_config"]["fpm_learned"]
+    if options["artifact_path"] is options["checkpoint_path"] is None:
+        refuse(
+            f"{path} names no artifact", "give artifact_path, a learned model of this worker, and adaptation='frozen'"
+        )
+    if options["adaptation"] in ADAPTATIONS:
+        what = (
+            f"{path}.adaptation='{options['adaptation']}' is not modelled: no artifact is changed by what it observes"
+        )
+        refuse(what, ADAPTATIONS[options["adaptation"]], "adaptation")
+    if options["checkpoint_path"] is not None:
+        what = f"{path}.checkpoint_path holds the state of online updates, which are not modelled"
+        refuse(what, "give artifact_path alone", "adaptation")
+    source = Path(options["artifact_path"])
+    model = load_forest(source)
+    data = source.read_bytes()
+    digest, wanted = hashlib.sha256(data).hexdigest(), options["source_sha256"]
+    if wanted is not None and wanted.lower() != digest:
+        refuse(f"{path}.source_sha256 is {wanted}, but {source} has {digest}", "give the artifact that is meant")
+    if model.role != config["worker_type"]:
+        what = f"{source} is a learned model of a {model.role} worker, but worker_type is {config['worker_type']!r}"
+        refuse(what, "give the artifact of this worker", "identity")
+    check_identity(config, strict_json.decode(data), source)
+    return model
+
+
+def check_identity(config: dict[str, Any], artifact: dict[str, Any], source: Path) -> None:
+    """What an artifact says about its deployment, if anything, has to be what the configuration says."""
+    metadata = artifact.get("metadata")
+    identity = metadata.get("identity") if isinstance(metadata, Mapping) else None
+    if identity is None:
+        return
+    stated = identity if isinstance(identity, Mapping) else {"identity": identity}
+    for name, value in stated.items():
+        if name not in config or config[name] != value:
+            here = repr(config[name]) if name in config else "no field of a configuration"
+            refuse(
+                f"metadata.identity does not match resolved deployment identity: {name} is {show(value)} in {source}, "
+                f"here {here}",
+                "give the artifact that was trained on this deployment",
+                "identity",
+            )
 
 
 # Tables

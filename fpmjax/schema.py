@@ -115,6 +115,17 @@ INTERPOLATION = record(
     collect_coverage=Option(flag, False),
     unrecorded_quant_modes=Option(each(text), ABSENT),
 )
+# Only a frozen artifact is modelled; what steers online updates is known by name and not read.
+ONLINE = ("update_mode", "recent_window", "history_weight", "history_weight_ramp_observations", "history_bin_grouping")
+ONLINE += ("mutable_tree_tail", "update_step", "recent_max_age_observations", "update_every", "derivative_refresh")
+ONLINE += ("split_sampling_rate", "split_rank_tolerance", "eager_refresh_interval", "seed")
+LEARNED = record(
+    artifact_path=Option(optional(text), None),
+    checkpoint_path=Option(optional(text), None),
+    source_sha256=Option(optional(text), None),
+    adaptation=Option(choice("online", "frozen", "causal_selector"), "online"),
+    **{name: Option(anything, ABSENT) for name in ONLINE},
+)
 ESTIMATORS = record(
     features=Option(
         record(
@@ -127,7 +138,7 @@ ESTIMATORS = record(
     op_level=Option(record(execution_profile=Option(anything, ABSENT)), {}),
     fpm_interpolation=Option(INTERPOLATION, {}),
     fpm_regression=Option(REGRESSION, {}),
-    fpm_learned=Option(anything, ABSENT),
+    fpm_learned=Option(LEARNED, {}),
     selector=Option(anything, ABSENT),
     correction=Option(CORRECTION, {}),
 )

@@ -66,6 +66,12 @@ def look(**changes: Any) -> dict[str, Any]:
     return merged(LOOKUP, {"estimator_config": {"fpm_interpolation": changes}})
 
 
+def trees(**options: Any) -> dict[str, Any]:
+    """A configuration of fpm_learned over an artifact."""
+    learned = {"artifact_path": "x.json"} | options
+    return FIT | {"estimation_mode": "fpm_learned", "estimator_config": {"fpm_learned": learned}}
+
+
 E = "estimator_config."
 R, C = E + "fpm_regression.", E + "correction."
 LAZY = {"kind": "error_threshold", "relative_tolerance": 0.1, "absolute_tolerance_ms": 1, "window": 3, "trigger": 1}

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from configs import FIT, LAZY, LOOKUP, PROFILED, C, E, R, fit, look, merged
+from configs import FIT, LAZY, LOOKUP, PROFILED, C, E, R, fit, look, merged, trees
 from table_pairs import refusal
 
 from fpmjax.config import best_available
@@ -109,6 +109,8 @@ SHAPE = [
     (C + "sampling.axes", ["n"], f"at {C}sampling.axes: unknown field"),
     (C + "factor_bounds.foo", 1, f"at {C}factor_bounds.foo: unknown field"),
     (E + "fpm_interpolation.foo", 1, f"at {E}fpm_interpolation.foo: unknown field"),
+    (E + "fpm_learned.foo", 1, f"at {E}fpm_learned.foo: unknown field"),
+    (E + "fpm_learned.adaptation", "x", "unknown variant `x`, expected one of `online`, `frozen`, `causal_selector`"),
     (E + "op_level.foo", 1, f"at {E}op_level.foo: unknown field"),
     ("speculation", {"kind": "none", "foo": 1}, "at speculation.foo: unknown field"),
     ("speculation", {}, "at speculation: missing field `kind`"),
@@ -177,7 +179,15 @@ REFUSED = [
     (FIT | {"estimation_mode": "op_level"}, "op_level", "fpmjax does not model"),
     (FIT | {"estimation_mode": "auto"}, "auto", "would try op_level first"),
     ({k: v for k, v in FIT.items() if k != "estimation_mode"}, "auto", "would try op_level first"),
-    (FIT | {"estimation_mode": "fpm_learned"}, "not_built", "is not built yet"),
+    (FIT | {"estimation_mode": "fpm_learned"}, "option", "fpm_learned names no artifact"),
+    (trees(), "adaptation", "fpm_learned.adaptation='online' is not modelled"),
+    (trees(adaptation="causal_selector"), "adaptation", "adaptation='causal_selector' is not modelled"),
+    (trees(artifact_path=None, checkpoint_path="x", adaptation="frozen"), "adaptation", "state of online updates"),
+    (
+        trees(checkpoint_path="x", adaptation="frozen"),
+        "adaptation",
+        "checkpoint_path holds the state of online updates",
+    ),
     (SOL, "interpolation_method", "method='sol' is not modelled"),
     (look(method="auto"), "interpolation_method", "method='auto' is not modelled"),
     (LOOKUP | {"estimator_config": {}}, "interpolation_method", "method='auto' is not modelled"),

@@ -9,12 +9,14 @@ from fpmjax.answer import SpeculativeEstimate
 from fpmjax.errors import FpmError, OptionError, SpeculationError
 from fpmjax.estimate import estimate
 from fpmjax.facade.measured import Factors, Measured, explain
-from fpmjax.facade.shapes import detail_of, known, scaling_factor, speculative_detail
+from fpmjax.facade.shapes import detail_of, known, scaling_factor, speculative_detail, stated
 from fpmjax.facade.tuning import learn
 from fpmjax.guard import check_one_model, is_model
 from fpmjax.metrics import U32_MAX, RankMetrics, parse_iteration, read_count, refuse
 from fpmjax.models.corrected import Corrected
 from fpmjax.models.direct import Direct
+from fpmjax.models.forest import Forest
+from fpmjax.models.intervals import WithIntervals
 from fpmjax.models.regression import Regression
 from fpmjax.speculative import LARGEST_DRAFT, check_draft_length, require_eligible
 from fpmjax.status import Status
@@ -62,9 +64,10 @@ class ForwardPassPerfModel:
     def best_available(cls, config: Any) -> ForwardPassPerfModel:
         """The model that the peer's configuration names: a mapping, or the peer's own frozen dataclass.
 
-        Built are `fpm_interpolation` with method `direct` (corrected by what is tuned unless disabled) and
-        `fpm_regression`.  Raises OptionError for every other mode, an unknown field or a value outside its range;
-        TableError, CellNotFoundError and CoverageError for a table.
+        Built are `fpm_interpolation` with method `direct` and `fpm_learned` with a frozen artifact (both corrected by
+        what is tuned unless disabled), and `fpm_regression`.  Raises OptionError for every other mode, an unknown field
+        or a value outside its range; TableError, CellNotFoundError and CoverageError for a table, ModelFileError for an
+        artifact.
         """
         from fpmjax.config import best_available
 
@@ -101,7 +104,10 @@ class ForwardPassPerfModel:
         """The same answer with its composition and the measured points behind it.
 
         Keys: latency_ms, native_latency_ms, correction_factor, max_rank, ranks.  With a draft length: latency_ms,
-        draft_length, scaling_factor, and stp_reference, the ordinary unscaled detail at the widened work.
+        draft_length, scaling_factor, and stp_reference, the ordinary unscaled detail at the widened work.  A model that
+        states them adds interval (low_ms, high_ms, level, calibrated_on), with a draft length scaled beside the
+        latency, and support (extrapolated, e_folds, model_spread); either is None where there is no answer.  A learned
+        model adds its source.
         """
         measured = self._measured
         if measured is None:
@@ -153,7 +159,11 @@ class ForwardPassPerfModel:
         if isinstance(self.model, Regression):  # it fits the whole answer: nothing native stands behind it
             native = factor = None
         detail = detail_of(known(stp.latency_ms), native, factor, int(stp.rank) if stp.rank >= 0 else None)
-        return detail if depth is None else speculative_detail(depth, detail)
+        detail |= stated(stp) | ({"source": self._source()[1]} if is_learned(self._native()) else {})
+        if depth is None:
+            return detail
+        scaled = {"interval": stated(answer)["interval"]} if answer.interval is not None else {}
+        return speculative_detail(depth, detail) | scaled
 
     # One phase by its totals
 
@@ -230,8 +240,9 @@ class ForwardPassPerfModel:
         A dict is one iteration of one rank, a list of dicts one iteration, a list of lists many; JSON text is any of
         these.  Idle iterations and those without a positive wall time are left out.
 
-        Raises MetricsError (also `role`, `lists_needed`), CoverageError where a corrected table has no answer of its
-        own to compare with, and OptionError (`unsupported_estimator`) for a model that does not learn.
+        Raises MetricsError (also `role`, `lists_needed`), TraceError `speculative` where request lists show that a
+        pass verified draft tokens, CoverageError where a corrected table has no answer of its own to compare with, and
+        OptionError (`unsupported_estimator`) for a model that does not learn.
         """
         self._follow(learn(self.model, iterations))
 
@@ -274,17 +285,11 @@ class ForwardPassPerfModel:
     def diagnostics(self) -> dict[str, Any]:
         """Source, readiness and provenance under the peer's keys."""
         model, origin = self.model, self._origin
-        table = getattr(model, "model", model) if isinstance(model, Corrected) else model
+        mode, source = self._source()
         if isinstance(model, Regression):
-            mode, source = "fpm_regression", "fallback_regression"
             retained = sum(store["retained_observations"] for store in model.stores)
         else:
-            measured = isinstance(table, Direct) or isinstance(model, Corrected)
-            mode = "fpm_interpolation" if measured else f"fpm_{type(table).__name__.lower()}"
-            source = "aic" if measured else mode  # the peer's word for what was there before any observation
             retained = model.retained if isinstance(model, Corrected) else 0
-        if self._known_factors():
-            source += "_with_correction"
         warning = "; ".join(origin.failures) if origin and origin.failures else None
         cell = getattr(model, "cell", None)
         here = {} if cell is None else {**asdict(cell.identity), "verify_width": model.verify_width}
@@ -303,6 +308,26 @@ class ForwardPassPerfModel:
             },
         }
 
+    def _native(self) -> Any:
+        """The model that a correction stands over, or the model."""
+        model = self.model
+        while isinstance(model, Corrected):
+            model = model.model
+        return model
+
+    def _source(self) -> tuple[str, str]:
+        """(estimation mode, source) in the peer's words, as far as it has any."""
+        native = self._native()
+        if isinstance(native, Regression):
+            mode, source = "fpm_regression", "fallback_regression"
+        elif is_learned(native):
+            mode, source = "fpm_learned", "learned"
+        elif isinstance(native, (Direct, WithIntervals)) or native is not self.model:
+            mode, source = "fpm_interpolation", "aic"  # the peer's word for what was there before any observation
+        else:
+            mode = source = f"fpm_{type(native).__name__.lower()}"
+        return mode, source + ("_with_correction" if self._known_factors() else "")
+
     # What only the peer's learned models have
 
     def flush_updates(self) -> NoReturn:
@@ -314,10 +339,13 @@ class ForwardPassPerfModel:
     def save_online_checkpoint(self, path: Any) -> NoReturn:
         self._not_learned("checkpoint saving requires online fpm_learned")
 
-    def learned_feature_names(self) -> None:
-        """None: no model here is a learned one; so are the next three."""
+    def learned_feature_names(self) -> list[str] | None:
+        """Features of a learned artifact in its order; None for other models."""
+        native = self._native()
+        return list(native.features) if isinstance(native, Forest) else None
 
-    def learned_metadata(self) -> None: ...
+    def learned_metadata(self) -> None:
+        """None: nothing is kept beside a model; so are the next two, for no model is updated online."""
 
     def learned_online_diagnostics(self) -> None: ...
 
@@ -330,6 +358,10 @@ class ForwardPassPerfModel:
         raise OptionError(
             f"unsupported model: {what}\nhint: fpmjax.save_model keeps any model", code="unsupported_estimator"
         )
+
+
+def is_learned(model: Any) -> bool:
+    return type(model).__name__ in ("Learned", "Forest")  # by name: optax is slow to import
 
 
 def counts(**arguments: Any) -> list[int]:

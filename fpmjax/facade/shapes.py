@@ -35,6 +35,21 @@ def detail_of(
     }
 
 
+def stated(answer: Any) -> dict[str, Any]:
+    """What an estimate [] says of its own error: `interval` and `support`, where its model states them."""
+    told: dict[str, Any] = {}
+    if answer.interval is not None:
+        interval = answer.interval
+        low, high = known(interval.low_ms), known(interval.high_ms)
+        ends = {"low_ms": low, "high_ms": high, "level": interval.level, "calibrated_on": int(interval.count)}
+        told["interval"] = None if low is None else ends
+    if answer.support is not None:
+        distance, spread = known(answer.support.distance), known(answer.support.model_spread)
+        place = {"extrapolated": bool(answer.support.extrapolated), "e_folds": distance, "model_spread": spread}
+        told["support"] = None if distance is None else place
+    return told
+
+
 def scaling_factor(depth: int) -> float:
     return (INTERCEPT + SLOPE * depth) / UNIT
 
