@@ -136,7 +136,7 @@ def draw_residuals(axes: Axes, seen: Seen, x: np.ndarray) -> None:
     if not seen.answered.any():
         return nothing(axes, "no observation has an answer")
     size = np.abs(seen.residual[seen.answered])
-    top = max(1.1 * WITHIN, 1.3 * float(np.quantile(size, 0.98)))
+    top = max(1.1 * WITHIN, 1.3 * float(np.quantile(size, 0.95)))
     axes.axhspan(-WITHIN, WITHIN, color="0.93", lw=0)
     axes.axhline(0.0, color="0.4", lw=0.8)
     scatter(axes, seen, x, np.where(np.abs(seen.residual) <= top, seen.residual, np.nan), named=False)
