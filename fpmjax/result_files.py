@@ -1,0 +1,276 @@
+"""Results in files: one Parquet file that appears when it is complete, or a folder of parts that can go on later.
+
+    folder/_manifest.json     what is asked (a digest), which parts are complete, their rows and statuses
+    folder/part-00000.parquet rows in order, a few million in a part
+
+Every file is written under a temporary name, made durable and renamed, so that an interruption at any moment leaves
+complete files only.  A folder that was not finished takes up where its manifest ends.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import Queue
+from threading import Thread
+from typing import Any, NoReturn
+
+import numpy as np
+import pyarrow as pa
+
+from fpmjax.errors import FpmError, OptionError
+from fpmjax.status import Status
+
+FORMAT, VERSION = "fpmjax sweep", 1
+MANIFEST = "_manifest.json"  # readers of datasets skip names that begin so
+SUFFIX, PARTIAL = ".parquet", ".partial"
+PART_ROWS = 1 << 22  # at least, before the next part begins
+AHEAD = 2  # pieces computed before the writer has taken them
+FAULTS = 8  # messages that are kept; all of them stand in the result
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+@dataclass
+class Tally:
+    """Rows, by status where that is known, and rows that could not be asked."""
+
+    rows: int = 0
+    statuses: Counter[str] = field(default_factory=Counter)
+    faulty: int = 0
+    faults: list[str] = field(default_factory=list)
+
+    def add(self, status: np.ndarray, faults: Mapping[int, str]) -> None:
+        self.rows += len(status)
+        kinds, counts = np.unique(status, return_counts=True)
+        self.statuses.update({Status(k).code: n for k, n in zip(kinds.tolist(), counts.tolist(), strict=True)})
+        self.faulty += len(faults)
+        self.faults += [faults[i] for i in sorted(faults)[: FAULTS - len(self.faults)]]
+
+    def document(self) -> dict[str, Any]:
+        return {"rows": self.rows, "statuses": dict(self.statuses), "faulty": self.faulty, "faults": self.faults}
+
+    def __iadd__(self, other: Tally) -> Tally:
+        self.rows += other.rows
+        self.statuses += other.statuses
+        self.faulty += other.faulty
+        self.faults += other.faults[: FAULTS - len(self.faults)]
+        return self
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How columns are stored: dictionaries only where few values occur, which makes writing several times as fast."""
+
+    schema: pa.Schema
+    dictionaries: list[str]
+
+    def open(self, path: Path) -> Any:
+        import pyarrow.parquet as pq
+
+        few: Any = self.dictionaries
+        return pq.ParquetWriter(str(path), self.schema, compression="zstd", use_dictionary=few)
+
+
+class Part:
+    """One Parquet file on its way: under a temporary name until `finish`."""
+
+    def __init__(self, path: Path, settings: Settings):
+        self.path = path
+        self.partial = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")
+        self.writer = settings.open(self.partial)
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self.writer.write_batch(batch, row_group_size=max(1, batch.num_rows))
+
+    def finish(self) -> None:
+        self.writer.close()
+        with open(self.partial, "rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(self.partial, self.path)
+
+    def abandon(self) -> None:
+        with suppress(OSError, pa.ArrowException):
+            self.writer.close()
+        with suppress(OSError):
+            self.partial.unlink(missing_ok=True)
+
+
+class FileOut:
+    """One Parquet file; `begin` is the row to go on with, always 0."""
+
+    begin = 0
+
+    def __init__(self, path: Path, settings: Settings, *, overwrite: bool):
+        if path.exists() and not overwrite:
+            refuse("exists", f"{path} exists", "name another file, or say overwrite=True to replace it when complete")
+        self.path, self.done = path, Tally()
+        with named_errors(path):
+            self.part = Part(path, settings)
+
+    def write(self, batch: pa.RecordBatch, tally: Tally) -> None:
+        with named_errors(self.path):
+            self.part.write(batch)
+        self.done += tally
+
+    def finish(self) -> None:
+        with named_errors(self.path):
+            self.part.finish()
+
+    def abandon(self) -> None:
+        self.part.abandon()
+
+
+class FolderOut:
+    """A folder of parts; `begin` is the row to go on with."""
+
+    def __init__(self, path: Path, settings: Settings, digest: str, about: Mapping[str, Any], *, overwrite: bool):
+        self.path, self.settings, self.digest, self.about = path, settings, digest, about
+        self.parts: list[dict[str, Any]] = []
+        self.done, self.tally = Tally(), Tally()
+        self.part: Part | None = None
+        with named_errors(path):
+            self.enter(overwrite)
+        self.begin = self.done.rows
+
+    def enter(self, overwrite: bool) -> None:
+        """Make the folder, go on with it, or clear it."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        there = sorted(p.name for p in self.path.iterdir())
+        if not there:
+            return self.note(complete=False)
+        foreign = [name for name in there if not is_ours(name)]
+        if MANIFEST not in there or foreign:
+            shown = ", ".join((foreign or there)[:3])
+            refuse("exists", f"{self.path} holds other files ({shown})", "name a new folder, or an empty one")
+        found = read_manifest(self.path / MANIFEST)
+        if not overwrite:
+            if found.get("digest") != self.digest:
+                what = f"{self.path} holds a result of another question: {differing(found, self.about)}"
+                refuse("resume", what, "ask the same again to go on, name another folder, or say overwrite=True")
+            if found.get("complete"):
+                refuse("exists", f"{self.path} holds this result, complete", "read it, or say overwrite=True")
+            for part in found["parts"]:
+                if not (self.path / part["file"]).is_file():
+                    break
+                self.parts.append(part)
+                self.done += Tally(part["rows"], Counter(part["statuses"]), part["faulty"], part["faults"])
+        keep = {part["file"] for part in self.parts}
+        if not keep:
+            self.note(complete=False)  # before the old parts go: they belong to no result then
+        for name in there:
+            if name not in keep and name != MANIFEST:
+                (self.path / name).unlink()
+
+    def write(self, batch: pa.RecordBatch, tally: Tally) -> None:
+        with named_errors(self.path, f"; {self.done.rows:,} rows are complete, and the same call goes on from there"):
+            if self.part is None:
+                self.part = Part(self.path / f"part-{len(self.parts):05}{SUFFIX}", self.settings)
+            self.part.write(batch)
+            self.tally += tally
+            if self.tally.rows >= PART_ROWS:
+                self.close_part()
+
+    def close_part(self) -> None:
+        assert self.part is not None
+        self.part.finish()
+        self.parts.append({"file": self.part.path.name, **self.tally.document()})
+        self.done += self.tally
+        self.part, self.tally = None, Tally()
+        self.note(complete=False)
+
+    def finish(self) -> None:
+        with named_errors(self.path):
+            if self.part is None and not self.parts:  # a result without rows still has columns
+                self.part = Part(self.path / f"part-00000{SUFFIX}", self.settings)
+            if self.part is not None:
+                self.close_part()
+            self.note(complete=True)
+
+    def abandon(self) -> None:
+        if self.part is not None:
+            self.part.abandon()
+
+    def note(self, *, complete: bool) -> None:
+        document = {"format": FORMAT, "version": VERSION, "complete": complete, "digest": self.digest}
+        document |= {"rows": sum(part["rows"] for part in self.parts), "parts": self.parts, **self.about}
+        partial = self.path / f".{MANIFEST}.{os.getpid()}{PARTIAL}"
+        try:
+            with open(partial, "w", encoding="utf-8") as file:
+                json.dump(document, file, indent=1)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, self.path / MANIFEST)
+        finally:
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
+
+
+def is_ours(name: str) -> bool:
+    part = name.startswith("part-") and name.endswith(SUFFIX)
+    return name == MANIFEST or part or (name.startswith(".") and name.endswith(PARTIAL))
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict) or found.get("format") != FORMAT or not isinstance(found.get("parts"), list):
+        refuse("resume", f"{path} is not the manifest of a result", "name a new folder, or an empty one")
+    return found
+
+
+def differing(found: Mapping[str, Any], about: Mapping[str, Any]) -> str:
+    """What two questions differ in, as far as their documents tell."""
+    names = [name for name in about if found.get(name) != json.loads(json.dumps(about[name]))]
+    return ", ".join(names) or "the values of its axes, or the content of its models"
+
+
+@contextmanager
+def named_errors(path: Path, more: str = "") -> Iterator[None]:
+    """Turns an OSError into FpmError `disk_full` or `unwritable`; more: what is safe all the same."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in FULL:
+            what, hint = f"the disk is full: {path} cannot be written{more}", "make room and ask again"
+            raise FpmError(f"{what}\nhint: {hint}", code="disk_full") from error
+        what = f"{path} cannot be written: {error.strerror or error}{more}"
+        raise FpmError(f"{what}\nhint: name a file or folder in a writable place", code="unwritable") from error
+
+
+def beside(pieces: Iterable[Any], write: Callable[[Any], None]) -> None:
+    """`write` every piece in a thread of its own while the next ones are made; the first error of either is raised."""
+    queue: Queue[Any] = Queue(AHEAD)
+    failed: list[BaseException] = []
+
+    def take() -> None:
+        while (piece := queue.get()) is not None:
+            if not failed:
+                try:
+                    write(piece)
+                except BaseException as error:
+                    failed.append(error)
+
+    thread = Thread(target=take, name="fpmjax writer", daemon=True)
+    thread.start()
+    try:
+        for piece in pieces:
+            if failed:
+                break
+            queue.put(piece)
+    finally:
+        queue.put(None)
+        thread.join()
+    if failed:
+        raise failed[0]
+
+
+def refuse(code: str, what: str, hint: str) -> NoReturn:
+    raise OptionError(f"{what}\nhint: {hint}", code=code)

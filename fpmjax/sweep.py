@@ -1,0 +1,167 @@
+"""`sweep`: every query of a grid or a table, asked of one or many models, as a table, in files, or reduced.
+
+Rows stream: while one piece is written, the next is computed, and no more than a few pieces lie in memory.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pyarrow as pa
+
+from fpmjax.errors import OptionError
+from fpmjax.progress import Progress
+from fpmjax.result_columns import STATUS, as_numpy
+from fpmjax.result_files import SUFFIX, FileOut, FolderOut, Settings, Tally, beside
+from fpmjax.rule import SpeculativeRule
+from fpmjax.status import Status
+from fpmjax.sweep_job import Job, answers, digest, job_of
+
+MOST_IN_MEMORY = 1 << 28  # rows of a table or of NumPy arrays
+FORMS = ("table", "reader", "numpy")
+
+
+@dataclass(frozen=True)
+class Swept:
+    """What a sweep has written.
+
+    path: the file or folder; rows: all of them; statuses: how many by word; faulty: rows of a table that could not be
+    asked at all, faults: what is wrong with the first of them.
+    """
+
+    path: Path
+    rows: int
+    statuses: Mapping[str, int]
+    faulty: int = 0
+    faults: tuple[str, ...] = ()
+
+    @property
+    def answered(self) -> int:
+        return sum(self.statuses.get(word, 0) for word in (Status.OK.code, Status.IDLE.code))
+
+
+def sweep(
+    models: Any,
+    queries: Any,
+    *,
+    out: str | os.PathLike[str] | None = None,
+    form: str = "table",
+    columns: Sequence[str] | None = None,
+    reduce: Any = None,
+    chunk: int | None = None,
+    rule: SpeculativeRule | None = None,
+    evidence: bool = False,
+    progress: bool = True,
+    overwrite: bool = False,
+) -> Any:
+    """Ask everything, in order, and keep every row, refused ones with their status.
+
+    models: one; several in a list; or {name: model}.  Several are asked everything in turn, or where the grid's own
+        axis `model` says.  None where the grid has that axis.
+    queries: `grid(...)`, or a table of queries (pyarrow Table, Parquet or CSV file; see `query_table`).
+    out: None returns the rows; "x.parquet" writes one file, which appears when it is complete; any other name is a
+        folder of numbered parts, which an interrupted sweep goes on with when it is asked the same again.  Both return
+        `Swept`.
+    form: of returned rows: "table" (pyarrow Table), "reader" (RecordBatchReader, computed as it is read), "numpy" (dict
+        of arrays: NaN for a missing number, status and resolution as the integers of `Status` and `Resolution`).
+    columns: names to keep (`result_columns.COLUMNS` and the inputs); None keeps all.
+    reduce: a `Reduce`: not the rows but their reduction is returned (`summarise`).
+    chunk: rows computed at a time, 2**18; memory grows with it, no answer depends on it.
+    rule: factor of speculative rounds; None is the published one.
+    evidence: add the lookups of every row: resolution, rows of the table's Parquet file and their weights.
+    overwrite: replace an existing file when the new one is complete, and an existing result folder at once.
+
+    Raises OptionError (`models`, `queries`, `out`, `form`, `columns`, `chunk`, `exists`, `resume`, `file`, `rows`),
+    FpmError (`disk_full`, `unwritable`) and what `estimate` raises for a model or a rule.
+    """
+    if reduce is not None:
+        return reduced(models, queries, reduce, out=out, chunk=chunk, rule=rule)
+    if form not in FORMS:
+        refuse("form", f"form is {form!r}", f"one of {', '.join(FORMS)}")
+    job = job_of(models, queries, columns, chunk, rule, evidence)
+    if out is not None:
+        return to_files(job, out, progress=progress, overwrite=overwrite)
+    if form == "reader":
+        return pa.RecordBatchReader.from_batches(job.layout.schema, (batch for batch, _ in watched(job, 0, progress)))
+    if job.rows > MOST_IN_MEMORY:
+        what = f"{job.rows:,} rows are more than the {MOST_IN_MEMORY:,} that are returned at once"
+        refuse("rows", what, 'give out="folder/", form="reader", or reduce=')
+    table = pa.Table.from_batches([batch for batch, _ in watched(job, 0, progress)], job.layout.schema)
+    if form == "numpy":
+        return {name: as_numpy(name, table.column(name)) for name in table.column_names}
+    return table
+
+
+def reduced(models: Any, queries: Any, reduce: Any, **options: Any) -> Any:
+    """`summarise`, which takes what makes sense of the options."""
+    from fpmjax.reduce import summarise  # pyright: ignore[reportMissingImports]
+
+    if options.pop("out") is not None:
+        refuse("out", "a reduction is returned, not written", "leave out= away, and write the table that comes back")
+    return summarise(models, queries, reduce=reduce, **{k: v for k, v in options.items() if v is not None})
+
+
+def watched(job: Job, start: int, progress: bool) -> Iterator[tuple[pa.RecordBatch, Tally]]:
+    """The rows from `start` on, and their tallies; on a terminal with a line that tells how far they are."""
+    done = start
+    with showing(job, progress) as bar:
+        for piece in job.pieces(start):
+            arrays = answers(job, piece)
+            tally = Tally()
+            tally.add(arrays[STATUS], piece.faults)
+            yield job.layout.batch(piece.inputs, arrays, piece.model, piece.faults), tally
+            done += len(piece)
+            bar(done)
+
+
+@contextmanager
+def showing(job: Job, progress: bool) -> Iterator[Any]:
+    if not progress:
+        yield lambda done: None
+        return
+    with Progress("sweeping", job.rows, unit="queries") as bar:
+        yield bar
+
+
+# Files
+
+
+def to_files(job: Job, out: Any, *, progress: bool, overwrite: bool) -> Swept:
+    if not os.fspath(out):
+        refuse("out", "out is empty", "name a .parquet file or a folder")
+    path = Path(out)
+    values = [f.name for f in job.layout.schema if pa.types.is_floating(f.type) and f.name != "scaling_factor"]
+    few = [f.name for f in job.layout.schema if f.name not in values and not pa.types.is_nested(f.type)]
+    settings = Settings(job.layout.schema, few)
+    if is_file(out, path):
+        target: Any = FileOut(path, settings, overwrite=overwrite)
+    else:
+        target = FolderOut(path, settings, digest(job), job.about, overwrite=overwrite)
+    try:
+        beside(watched(job, target.begin, progress), lambda piece: target.write(*piece))
+        target.finish()
+    except BaseException:
+        target.abandon()
+        raise
+    done = target.done
+    return Swept(path, done.rows, dict(done.statuses), done.faulty, tuple(done.faults))
+
+
+def is_file(out: Any, path: Path) -> bool:
+    """Whether one file is meant; OptionError (`out`) for what is neither Parquet nor the name of a folder."""
+    if str(out).endswith(("/", os.sep)) or path.is_dir():
+        return False
+    if path.suffix.lower() == SUFFIX:
+        return True
+    if path.is_file() or path.suffix.lower() in (".csv", ".json", ".arrow", ".feather", ".npz", ".gz", ".txt"):
+        refuse("out", f"{path} is no Parquet file", "name x.parquet, or a folder")
+    return False
+
+
+def refuse(code: str, what: str, hint: str) -> NoReturn:
+    raise OptionError(f"{what}\nhint: {hint}", code=code)
