@@ -9,7 +9,6 @@ memory than a few times the size of the file, whatever the file says about itsel
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import math
@@ -21,6 +20,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from fpmjax.atomic import replacing
 from fpmjax.errors import ModelFileError
 from fpmjax.parquet_footer import is_uncompressed
 
@@ -222,30 +222,25 @@ def array_of(data: bytes) -> np.ndarray:
 def named(path: Any, code: str) -> Path:
     """The path as such; ModelFileError with this code where it names no file."""
     text = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
-    if not isinstance(text, str) or "\0" in text or not Path(text).name:
+    if not isinstance(text, str) or not is_encodable(text) or not Path(text).name:
         refuse(f"{path!r} is no path of a file", "give a text such as 'decode.npz', or a pathlib.Path", code)
     return Path(text)
 
 
-def write(path: Path, data: bytes) -> None:
-    """Under a temporary name first, made durable, then renamed."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+def is_encodable(name: str) -> bool:
+    """Whether the file system can be asked for this name at all."""
     try:
-        with open(partial, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
+        return b"\0" not in os.fsencode(name)
+    except UnicodeEncodeError:  # half a surrogate pair
+        return False
+
+
+def write(path: Path, data: bytes) -> None:
+    try:
+        with replacing(path) as partial:
+            partial.write_bytes(data)
     except OSError as error:
         refuse(f"cannot write {path}: {error.strerror}", "name a file in a writable folder that exists", "unwritable")
-    finally:
-        partial.unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # the rename itself, where the file system can
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
 
 
 def refuse(what: str, hint: str, code: str) -> NoReturn:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ def path(tmp_path) -> Path:
     return tmp_path / "model.parquet"
 
 
-def refused(path: Path) -> str:
+def refused(path: Path | str) -> str:
     return refusal(load_model, path, error=ModelFileError)[0]
 
 
@@ -245,3 +246,47 @@ def test_names_that_no_file_can_have():
         assert refusal(load_model, value, error=ModelFileError)[0] == "unreadable"
     for value in ("a\0b", None, 3.5, b"model.npz", "", "."):
         assert refusal(save_model, MODEL, value, error=ModelFileError)[0] == "unwritable"
+
+
+# Paths
+
+
+def save_refused(path: Any) -> str:
+    return refusal(save_model, MODEL, path, error=ModelFileError)[0]
+
+
+@pytest.mark.parametrize("suffix", ["npz", "parquet"])
+def test_only_regular_files_are_replaced_and_links_stay(suffix, tmp_path):
+    (tmp_path / "folder").mkdir()
+    link, target = tmp_path / f"link.{suffix}", tmp_path / "folder" / f"model.{suffix}"
+    link.symlink_to(target)
+    save_model(MODEL, link)
+    assert link.is_symlink() and target.is_file() and load_model(link).stores == MODEL.stores
+    pipe = tmp_path / f"pipe.{suffix}"
+    os.mkfifo(pipe)
+    link.unlink()
+    link.symlink_to(pipe)
+    for path in (pipe, link, tmp_path / "folder"):
+        assert save_refused(path) == "unwritable"
+    assert pipe.is_fifo() and link.is_symlink() and os.listdir(tmp_path / "folder") == [target.name]
+
+
+def test_concurrent_saves_of_one_path_publish_whole_files(path):
+    models = [MODEL, regression(decode_stream(2, 50), role="decode", max_observations=400)]
+    with ThreadPoolExecutor(4) as pool:
+        for _ in pool.map(lambda model: save_model(model, path), models * 10):
+            assert load_model(path).stores in [model.stores for model in models]
+    assert os.listdir(path.parent) == [path.name]
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "x" * 256, "\ud800.npz", "a\0b", "folder/\udfff/a.npz"])
+def test_names_that_no_file_system_takes(name, tmp_path):
+    assert save_refused(f"{tmp_path}/{name}") == "unwritable"
+    assert refused(f"{tmp_path}/{name}") == "unreadable"
+    assert not os.listdir(tmp_path)
+
+
+def test_the_longest_name_that_a_file_can_have(tmp_path):
+    path = tmp_path / ("x" * 251 + ".npz")
+    save_model(MODEL, path)
+    assert load_model(path).stores == MODEL.stores
