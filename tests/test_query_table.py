@@ -1,0 +1,200 @@
+"""Tables of queries: names, carried columns, draft lengths, and rows that are refused by line and kept."""
+
+from __future__ import annotations
+
+import gzip
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pacsv
+import pyarrow.parquet as pq
+import pytest
+from small_tables import cell_of, surface
+
+import fpmjax
+from fpmjax.errors import OptionError
+from fpmjax.metrics import U32_MAX
+from fpmjax.query_table import read_csv
+from fpmjax.sweep import sweep
+
+ROWS = [*surface([1, 2, 4, 8, 16, 32], [0, 64, 256, 1024]), ("prefill", 1, 8, 0, 3.0)]
+GOOD = {"decode_requests": [1, 2, 8], "decode_kv": [64, 100, 0], "tenant": ["a", None, "c"]}
+
+
+@pytest.fixture(scope="module")
+def model():
+    return fpmjax.direct(cell_of(ROWS))
+
+
+@pytest.fixture
+def ask(model, tmp_path):
+    """The rows of a sweep over a table, or over CSV text."""
+
+    def run(source, **options):
+        if isinstance(source, str):
+            path = tmp_path / "q.csv"
+            path.write_text(source)
+            source = path
+        return sweep(model, source, progress=False, **options)
+
+    return run
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".csv", ".csv.gz", None])
+def test_every_form_is_answered_and_carries_what_it_does_not_know(ask, tmp_path, suffix):
+    table = pa.table(GOOD)
+    source = tmp_path / f"q{suffix}"
+    if suffix == ".parquet":
+        pq.write_table(table, source, row_group_size=2)
+    elif suffix:
+        with pa.output_stream(source, compression="gzip" if suffix.endswith("gz") else None) as stream:
+            pacsv.write_csv(table, stream)
+    else:
+        source = table
+    for chunk in (1, 2, 99):
+        found = ask(source, chunk=chunk)
+        assert found.column_names == ["decode_requests", "decode_kv", "tenant", "latency_ms", "status", "fault"]
+        assert found["latency_ms"].to_pylist() == [1.0625, 2.09765625, 8.0]
+        assert found["decode_requests"].to_pylist() == [1, 2, 8]
+        assert found["tenant"].to_pylist() in (["a", None, "c"], ["a", "", "c"])
+        assert found["fault"].null_count == 3
+
+
+def test_names_of_engines_and_observations_are_known(ask):
+    asked = {"num_decode_requests": [1], "sum_decode_kv_tokens": [64], "kv_per_token": [0.5]}
+    assert ask(pa.table(asked))["latency_ms"].to_pylist() == [1.0625]
+    asked = {"batch": pa.array([2], pa.uint8()), "kv_per_request": pa.array([32], pa.uint64())}
+    assert ask(pa.table(asked))["latency_ms"].to_pylist() == [2.0625]
+
+
+def test_draft_lengths_of_nothing_are_ordinary_decoding(model, ask):
+    asked = {"decode_requests": [2] * 5, "decode_kv": [64] * 5, "draft_length": [None, 0, 1, 3, -1]}
+    found = ask(pa.table(asked))
+    plain = fpmjax.estimate(model, fpmjax.Work.decode(2, 64)).latency_ms
+    one, three = (fpmjax.estimate(model, fpmjax.Work.decode(2, 64), draft_length=d).latency_ms for d in (1, 3))
+    assert found["latency_ms"].to_pylist() == [plain, plain, one, three, None]
+    assert found["scaling_factor"].to_pylist() == [1.0, 1.0, 1.33, 1.49, None]
+    assert found["calibrated"].to_pylist() == [None, None, True, True, False]
+    assert found["status"].to_pylist()[4] == "draft_length_not_positive"
+
+
+def test_rows_that_hold_no_count_are_refused_and_kept(ask):
+    values = pa.array([64, None, -1, U32_MAX + 1, U32_MAX], pa.int64())
+    found = ask(pa.table({"decode_requests": [1] * 5, "decode_kv": values}), evidence=True)
+    assert found["status"].to_pylist() == ["ok", *["invalid_work"] * 3, "decode_no_two_sided_batch_bracket"]
+    assert found["fault"].to_pylist() == [
+        None,
+        "row 1: decode_kv is empty, but a count is a whole number from 0 to 4294967295",
+        "row 2: decode_kv is -1, but a count is a whole number from 0 to 4294967295",
+        "row 3: decode_kv is 4294967296, but a count is a whole number from 0 to 4294967295",
+        None,
+    ]
+    assert found["decode_kv"].equals(pa.chunked_array([values]))
+    assert found["decode_rows"].to_pylist()[1:] == [[]] * 4
+    found = ask(pa.table({"decode_requests": [1, 2**20], "kv_per_request": [64, 2**20]}))
+    assert found["fault"].to_pylist() == [None, f"row 1: a total of tokens exceeds {U32_MAX}"]
+
+
+def test_faults_of_csv_are_told_by_the_line_an_editor_counts(ask):
+    text = 'decode_requests,decode_kv,"a\nnote"\n1,64,x\n\n2,many,"y\ny"\n3\n8,0,z\n4,-2,\n'
+    found = ask(text)
+    assert found["status"].to_pylist() == ["ok", "invalid_work", "invalid_work", "ok", "invalid_work"]
+    assert found["fault"].to_pylist() == [
+        None,
+        "line 5: decode_kv is 'many', but a count is a whole number from 0 to 4294967295",
+        "line 7: 1 fields under 3 column names",
+        None,
+        "line 9: decode_kv is -2, but a count is a whole number from 0 to 4294967295",
+    ]
+    assert found["decode_kv"].to_pylist() == [64, None, None, 0, -2]
+    assert found["a\nnote"].to_pylist() == ["x", "y\ny", None, "z", None]
+
+
+def test_both_ways_through_csv_read_the_same(ask, tmp_path):
+    lines = ["decode_requests,decode_kv,price,who", *(f"{i % 9},{i},{i / 4},t{i}" for i in range(50))]
+    clean = ask("\n".join(lines) + "\n")
+    faulty = ask("\n".join([*lines, "x,1,2.5,t"]) + "\n")
+    assert faulty.slice(0, 50).equals(clean)
+    assert faulty["fault"].to_pylist()[50].startswith("line 52: decode_requests is 'x'")
+
+
+def test_a_draft_length_of_text_is_a_fault_and_none_is_not(ask):
+    found = ask("batch,kv,draft_length\n1,64,\n1,64,two\n1,64,2\n")
+    assert found["status"].to_pylist() == ["ok", "invalid_work", "ok"]
+    assert "a draft length is a whole number" in found["fault"].to_pylist()[1]
+
+
+def test_columns_of_a_result_are_carried_under_another_name(ask):
+    again = ask(ask(pa.table(GOOD)))
+    assert again.column_names[3:6] == ["input_latency_ms", "input_status", "input_fault"]
+    assert again["latency_ms"].equals(again["input_latency_ms"])
+
+
+def test_a_table_is_asked_of_every_model_in_turn(model):
+    found = sweep({"a": model, "b": model}, pa.table(GOOD), progress=False, chunk=2)
+    assert found["model"].to_pylist() == ["a"] * 3 + ["b"] * 3
+    assert found["tenant"].to_pylist() == ["a", None, "c"] * 2
+    assert sweep({"a": model}, pa.table(GOOD), progress=False)["model"].to_pylist() == ["a"] * 3
+
+
+def test_a_table_goes_on_too(model, tmp_path, monkeypatch):
+    from fpmjax import result_files
+
+    monkeypatch.setattr(result_files, "PART_ROWS", 4)
+    source = tmp_path / "q.parquet"
+    kv = np.arange(20)
+    pq.write_table(pa.table({"batch": kv % 9, "kv": kv, "who": kv.astype(str)}), source, row_group_size=7)
+    write, written = result_files.Part.write, []
+
+    def interrupted(self, batch):
+        if sum(written) >= 11:
+            raise KeyboardInterrupt
+        written.append(batch.num_rows)
+        write(self, batch)
+
+    monkeypatch.setattr(result_files.Part, "write", interrupted)
+    options = {"out": tmp_path / "new", "chunk": 3, "progress": False}
+    with pytest.raises(KeyboardInterrupt):
+        sweep([model, model], source, **options)
+    monkeypatch.setattr(result_files.Part, "write", write)
+    done = sweep([model, model], source, **options)
+    assert done.rows == 40 and pq.read_table(tmp_path / "new").equals(sweep([model, model], source, progress=False))
+
+
+@pytest.mark.parametrize(
+    ("table", "text"),
+    [
+        ({"kv": [1]}, "needs a column decode_requests"),
+        ({"x": [1]}, "no column that says what is asked"),
+        ({"batch": [1], "decode_requests": [1]}, "are the same quantity"),
+        ({"batch": [1], "kv": [1], "kv_per_request": [1]}, "say one thing twice"),
+        ({"batch": [1.0]}, "has type double, but holds whole numbers"),
+        ({"batch": [[1, 2]]}, "one rank a row"),
+        ({"batch": [True]}, "has type bool"),
+        ({"batch": [1], "status": [1], "input_status": [1]}, "occurs twice in the result"),
+    ],
+)
+def test_columns_that_cannot_be_asked_are_refused_by_name(ask, table, text):
+    with pytest.raises(OptionError, match=text) as caught:
+        ask(pa.table(table))
+    assert caught.value.code == "columns" and "\nhint: " in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["absent.parquet", "absent.csv", "text.parquet", "cut.csv.gz", "empty.csv"])
+def test_files_that_cannot_be_read_are_told(model, tmp_path, name):
+    path = tmp_path / name
+    if name == "text.parquet":
+        path.write_text("batch\n1\n")
+    elif name == "cut.csv.gz":
+        path.write_bytes(gzip.compress(b"batch\n1\n" * 99)[:20])
+    elif name == "empty.csv":
+        path.write_text("")
+    with pytest.raises(OptionError) as caught:
+        sweep(model, path, progress=False)
+    assert caught.value.code in ("file", "columns") and name in str(caught.value)
+
+
+def test_a_clean_csv_is_read_at_once(tmp_path):
+    path = tmp_path / "q.csv"
+    path.write_text("batch,kv\n1,64\n")
+    assert isinstance(read_csv(str(path)).places, range)
