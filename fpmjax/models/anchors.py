@@ -33,11 +33,12 @@ class Anchor(NamedTuple):
 
 
 def recommend_anchors(observations: Observations, *, draft_lengths: Any) -> tuple[Anchor, ...]:
-    """Points whose measurement makes widened queries of the observed work safe; empty where they already are.
+    """Points whose measurement makes widened queries of the observed work safe; none where nothing decodes.
 
     draft_lengths: an int or several, each at least 1.  The widened batches beyond the largest observed one are covered
     by powers of two and the largest itself, at most four of them; each with the least and the largest KV total that
-    observed work of any of these depths has at about that batch.  A point that was observed nearly so is left out.
+    observed work of any of these depths has at about that batch, one of them with the shortest context of all.  A
+    point that was observed nearly so is left out.
 
     Measure them as ordinary decoding (every request one token) and fit again.  Raises MetricsError `payload`,
     DraftLengthTypeError, and SpeculationError where a draft length is out of range.
@@ -58,13 +59,17 @@ def recommend_anchors(observations: Observations, *, draft_lengths: Any) -> tupl
         return ()
     wide = (batch[:, None] * (depths + 1)).ravel()
     total = np.repeat(kv, len(depths))
-    largest, known = float(wide.max()), float(batch.max())
+    context = total / wide
+    batches = np.array(wide_batches(float(batch.max()), min(float(wide.max()), float(U32_MAX))))
     found = []
-    for size in wide_batches(known, min(largest, float(U32_MAX))):
+    for size in batches:
         near = total[np.abs(np.log(wide / size)) <= np.log(2.0) / 2.0 + 1e-9]
-        if not len(near):
+        if not near.size:
             near = total
-        for level in sorted({int(near.min()), int(near.max())}):
+        least = near.min()
+        if size == batches[np.abs(np.log(batches / wide[context.argmin()])).argmin()]:
+            least = min(least, size * context.min())
+        for level in sorted({int(least), int(near.max())}):
             gap = np.maximum(np.abs(np.log(batch / size)), np.abs(np.log(np.maximum(kv, 1) / max(level, 1))))
             if gap.min() > NEAR:
                 found.append(Anchor(int(size), level))

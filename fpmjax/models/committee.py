@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fpmjax._jax import own_scope, pytree
@@ -94,13 +95,13 @@ def committee(xp: Any, logs: Sequence[Array]) -> tuple[Array, Array]:
     return middle, 0.5 * (xp.maximum(high, c) - xp.minimum(low, c))
 
 
-def families_at(xp: Any, store: Store, sizes: Sizes, families: Sequence[str]) -> list[Array]:
+def families_at(store: Store, sizes: Sizes, families: Sequence[str]) -> list[Array]:
     """Each family's log milliseconds float64 [n...]: the mean of its members."""
-    out = []
-    for i, name in enumerate(families):
-        members = [log_ms(xp, store.theta[i, j], sizes, FAMILIES[name][0]) for j in range(store.theta.shape[1])]
-        out.append(sum(members[1:], members[0]) / len(members))
-    return out
+
+    def mean(theta: Array, linear: bool) -> Array:
+        return jax.vmap(lambda member: log_ms(jnp, member, sizes, linear))(theta).mean(0)
+
+    return [mean(store.theta[i], FAMILIES[name][0]) for i, name in enumerate(families)]
 
 
 def box_of(at: np.ndarray) -> np.ndarray:
@@ -110,7 +111,8 @@ def box_of(at: np.ndarray) -> np.ndarray:
 
 def outside(xp: Any, box: Array, at: Array) -> Array:
     """float64 [n...]: e-folds that coordinates [n..., 6] lie outside the box, 0 inside."""
-    return xp.maximum(xp.maximum(box[0] - at, at - box[1]).max(-1), 0.0)
+    low, high = box.reshape(2, *(1,) * (at.ndim - 1), -1)
+    return xp.maximum(xp.maximum(low - at, at - high).max(-1), 0.0)
 
 
 def fading(xp: Any, distance: Array) -> Array:
@@ -124,6 +126,11 @@ def suffices(rows: Rows) -> bool:
         distinct(rows.at[:, [BOX.index(name) for name in names]], least) == least
         for names, least in VARIED[rows.kind].items()
     )
+
+
+def varied(kind: str) -> str:
+    """What the rows of a kind have to have, in words."""
+    return " and ".join(f"{least} distinct {' or '.join(names)}" for names, least in VARIED[kind].items())
 
 
 def distinct(at: np.ndarray, most: int) -> int:
@@ -145,7 +152,8 @@ def fit_stores(parts: Sequence[Rows], families: tuple[str, ...], seed: Sequence[
     room = 1 << (len(prepared) - 1).bit_length()
     padded = [p.padded(size) for p in prepared]
     batch = jax.tree.map(lambda *x: np.stack(x), *padded, *padded[:1] * (room - len(padded)))
-    with own_scope(), jax.ensure_compile_time_eval():  # inside the caller's jit too, of what he did not trace
+    # Inside the caller's jit too, of what is not traced there; optax mixes types, which some do not let jax do.
+    with own_scope(), jax.ensure_compile_time_eval(), jax.numpy_dtype_promotion("standard"):
         theta, fitted = map(np.asarray, fit(*batch, linear=tuple(FAMILIES[name][0] for name in families)))
     for j, i in enumerate(usable):
         found = prepared[j]

@@ -19,6 +19,7 @@ from fpmjax.iteration import IDLE, INVALID, OK, askable
 from fpmjax.metrics import refuse
 from fpmjax.models.committee import (
     COMMITTEES,
+    LEAST_ROWS,
     NOISE_FLOOR,
     Rows,
     Store,
@@ -28,6 +29,7 @@ from fpmjax.models.committee import (
     families_of,
     fit_stores,
     outside,
+    varied,
 )
 from fpmjax.models.intake import check_observations, refuse_first, wrong_role
 from fpmjax.models.refine import Refinement, place
@@ -67,7 +69,8 @@ def learned(
     level: share of work like the observed whose time the interval of an answer holds.
     allow_extrapolation: answer draft lengths too whose widened batch is more than twice the largest observed one.
 
-    A store takes at least 16 observations with 4 distinct batches and 4 distinct contexts; with fewer it is not ready.
+    A store takes at least 16 observations, of decode with 4 distinct batches and 4 distinct contexts, of other work
+    with 3 distinct prompts (`committee.VARIED`); with fewer it is not ready.
     Observations far from the others (cold starts) hardly count.  Raises OptionError (code: the option) and
     MetricsError `role`, `payload`.
     """
@@ -246,23 +249,29 @@ class Learned:
         refusal = first_refusal(xp, xp.where((status == OK) & breaks_role(xp, asked, self.role), INVALID, status))
         sizes = sizes_of(xp, asked, self.graph_sizes)
         at, z = coordinates(xp, sizes), place(xp, sizes)
-        nothing = xp.full(busy.shape, np.nan)
-        ms, spread, distance, half, count = nothing, nothing, nothing, nothing, xp.zeros(busy.shape, np.int64)
-        for i, name in enumerate(self.kinds):
-            if self._never(name, asked):
-                continue
-            store = jax.tree.map(lambda x: x[i], self.stores)  # noqa: B023
-            mine = store.ready & (kind == KINDS.index(name))
-            if self.draft:
-                mine = mine & (sizes.decode <= self.anchor * store.largest)
-            log, wide = committee(xp, families_at(xp, store, sizes, self.families))
+
+        def ask(store: Store) -> tuple[Array, ...]:
+            """(whether it answers, ms, spread, distance, half the log width of the interval) of every query."""
+            log, spread = committee(xp, families_at(store, sizes, self.families))
             far = outside(xp, store.box, at)
             far = xp.where(far > EDGE, far, 0.0)
-            log = log + fading(xp, far) * store.refinement(xp, z)
-            reach = store.quantile * xp.hypot(NOISE_FLOOR, wide) + xp.where(far > 0, 2.0 * wide, 0.0)
-            ms = xp.where(mine, xp.maximum(xp.exp(log), FLOOR_MS), ms)
-            spread, distance = xp.where(mine, wide, spread), xp.where(mine, far, distance)
-            half, count = xp.where(mine, reach, half), xp.where(mine, store.calibrated, count)
+            ms = xp.exp(log + fading(xp, far) * store.refinement(xp, z))
+            half = store.quantile * xp.hypot(NOISE_FLOOR, spread) + xp.where(far > 0, 2.0 * spread, 0.0)
+            answers = store.ready & xp.isfinite(ms)
+            if self.draft:
+                answers = answers & (sizes.decode <= self.anchor * store.largest)
+            return answers, xp.maximum(ms, FLOOR_MS), spread, far, half
+
+        asks = np.array([i for i, name in enumerate(self.kinds) if not self._never(name, asked)], int)
+        stores: Store = jax.tree.map(lambda x: x[asks], self.stores)
+        answers, *each = jax.lax.map(ask, stores)  # one after another: one compiled body, one set of temporaries
+        found = [xp.full(busy.shape, np.nan)] * len(each)
+        count = xp.zeros(busy.shape, np.int64)
+        for j, i in enumerate(asks):
+            mine = answers[j] & (kind == KINDS.index(self.kinds[i]))
+            found = [xp.where(mine, x[j], y) for x, y in zip(each, found, strict=True)]
+            count = xp.where(mine, stores.calibrated[j], count)
+        ms, spread, distance, half = found
         status = xp.where(busy, xp.where(xp.isnan(ms), NOT_READY, OK), IDLE)
         fine = refusal == OK
         ms = xp.where(fine, xp.where(busy, ms, 0.0), np.nan)
@@ -287,7 +296,7 @@ class Learned:
         if not self.stores.ready[i]:
             return (
                 f"{reason.sentence}: {rows} observations of {kind} are not enough, or too much alike\n"
-                "hint: a fit takes at least 16, with 4 distinct batch sizes and 4 distinct contexts"
+                f"hint: a fit takes at least {LEAST_ROWS}, with {varied(kind)}"
             )
         batch = int(sizes_of(np, asked, self.graph_sizes).decode)
         return (

@@ -29,8 +29,8 @@ class Refinement:
 
     def __call__(self, xp: Any, at: Array) -> Array:
         """float64 [n...] at coordinates [n..., 4]."""
-        cross = at @ self.centres.T
-        gap = (at * at).sum(-1)[..., None] + (self.centres * self.centres).sum(-1) - 2.0 * cross
+        norms = (self.centres * self.centres).sum(-1).reshape((1,) * (at.ndim - 1) + (-1,))
+        gap = (at * at).sum(-1)[..., None] + norms - 2.0 * (at @ self.centres.T)
         return xp.exp(gap * (-0.5 / REACH**2)) @ self.weights
 
 
