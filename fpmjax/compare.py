@@ -100,3 +100,10 @@ def difference_summary(table: pa.Table) -> dict[str, Any]:
                 f"worst_{unit}": float(x[worst]),
             }
     return out | {"worst_row": worst}
+
+
+def worst_rows(table: pa.Table, n: int) -> np.ndarray:
+    """int64, the rows that differ by the largest percentages, the largest first; of equal ones the first."""
+    size = np.abs(as_numpy("", table.column("difference_pct")))
+    known = np.flatnonzero(size > 0)
+    return known[np.argsort(-size[known], kind="stable")[:n]]

@@ -3,18 +3,17 @@
     folder/_manifest.json     what is asked (a digest), which parts are complete, their rows and statuses
     folder/part-00000.parquet rows in order, a few million in a part
 
-Every file is written under a temporary name, made durable and renamed, so that an interruption at any moment leaves
-complete files only.  A folder that was not finished takes up where its manifest ends.
+Every file is written under a temporary name and renamed, so that an interruption at any moment leaves complete files
+only.  A folder that was not finished takes up where its manifest ends.
 """
 
 from __future__ import annotations
 
 import errno
 import json
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Queue
@@ -24,6 +23,7 @@ from typing import Any, NoReturn
 import numpy as np
 import pyarrow as pa
 
+from fpmjax.atomic import replacing
 from fpmjax.errors import FpmError, OptionError
 from fpmjax.status import Status
 
@@ -78,27 +78,38 @@ class Settings:
 
 
 class Part:
-    """One Parquet file on its way: under a temporary name until `finish`."""
+    """One Parquet file on its way: it takes its place in `finish`, and leaves nothing behind in `abandon`."""
 
     def __init__(self, path: Path, settings: Settings):
         self.path = path
-        self.partial = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")
-        self.writer = settings.open(self.partial)
+        with ExitStack() as held:
+            self.writer = settings.open(held.enter_context(replacing(path)))
+            self.held = held.pop_all()
 
     def write(self, batch: pa.RecordBatch) -> None:
         self.writer.write_batch(batch, row_group_size=max(1, batch.num_rows))
 
     def finish(self) -> None:
         self.writer.close()
-        with open(self.partial, "rb+") as file:
-            os.fsync(file.fileno())
-        os.replace(self.partial, self.path)
+        self.held.close()
 
     def abandon(self) -> None:
         with suppress(OSError, pa.ArrowException):
             self.writer.close()
-        with suppress(OSError):
-            self.partial.unlink(missing_ok=True)
+        stop = InterruptedError()
+        self.held.__exit__(InterruptedError, stop, None)
+
+
+def write_whole(path: Path, table: pa.Table, *, overwrite: bool) -> None:
+    """A table that is there as one file."""
+    out = FileOut(path, Settings(table.schema, table.schema.names), overwrite=overwrite)
+    try:
+        for batch in table.to_batches():
+            out.write(batch, Tally())
+        out.finish()
+    except BaseException:
+        out.abandon()
+        raise
 
 
 class FileOut:
@@ -107,8 +118,7 @@ class FileOut:
     begin = 0
 
     def __init__(self, path: Path, settings: Settings, *, overwrite: bool):
-        if path.exists() and not overwrite:
-            refuse("exists", f"{path} exists", "name another file, or say overwrite=True to replace it when complete")
+        check_free(path, overwrite)
         self.path, self.done = path, Tally()
         with named_errors(path):
             self.part = Part(path, settings)
@@ -124,6 +134,14 @@ class FileOut:
 
     def abandon(self) -> None:
         self.part.abandon()
+
+
+def check_free(path: Path, overwrite: bool) -> None:
+    """OptionError (`exists`) where a file stands that was not meant to be replaced."""
+    if path.exists() and not overwrite:
+        refuse(
+            "exists", f"{path} exists", "name another file, or say overwrite to replace it when the new one is complete"
+        )
 
 
 class FolderOut:
@@ -152,9 +170,9 @@ class FolderOut:
         if not overwrite:
             if found.get("digest") != self.digest:
                 what = f"{self.path} holds a result of another question: {differing(found, self.about)}"
-                refuse("resume", what, "ask the same again to go on, name another folder, or say overwrite=True")
+                refuse("resume", what, "ask the same again to go on, name another folder, or say overwrite")
             if found.get("complete"):
-                refuse("exists", f"{self.path} holds this result, complete", "read it, or say overwrite=True")
+                refuse("exists", f"{self.path} holds this result, complete", "read it, or say overwrite")
             for part in found["parts"]:
                 if not (self.path / part["file"]).is_file():
                     break
@@ -199,16 +217,8 @@ class FolderOut:
     def note(self, *, complete: bool) -> None:
         document = {"format": FORMAT, "version": VERSION, "complete": complete, "digest": self.digest}
         document |= {"rows": sum(part["rows"] for part in self.parts), "parts": self.parts, **self.about}
-        partial = self.path / f".{MANIFEST}.{os.getpid()}{PARTIAL}"
-        try:
-            with open(partial, "w", encoding="utf-8") as file:
-                json.dump(document, file, indent=1)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(partial, self.path / MANIFEST)
-        finally:
-            with suppress(OSError):
-                partial.unlink(missing_ok=True)
+        with replacing(self.path / MANIFEST) as partial:
+            partial.write_text(json.dumps(document, indent=1), encoding="utf-8")
 
 
 def is_ours(name: str) -> bool:

@@ -17,7 +17,7 @@ import pyarrow as pa
 from fpmjax.errors import OptionError
 from fpmjax.progress import Progress
 from fpmjax.result_columns import STATUS, as_numpy
-from fpmjax.result_files import SUFFIX, FileOut, FolderOut, Settings, Tally, beside
+from fpmjax.result_files import SUFFIX, FileOut, FolderOut, Settings, Tally, beside, check_free, write_whole
 from fpmjax.rule import SpeculativeRule
 from fpmjax.status import Status
 from fpmjax.sweep_job import Job, answers, digest, job_of
@@ -70,7 +70,7 @@ def sweep(
     form: of returned rows: "table" (pyarrow Table), "reader" (RecordBatchReader, computed as it is read), "numpy" (dict
         of arrays: NaN for a missing number, status and resolution as the integers of `Status` and `Resolution`).
     columns: names to keep (`result_columns.COLUMNS` and the inputs); None keeps all.
-    reduce: a `Reduce`: not the rows but their reduction is returned (`summarise`).
+    reduce: a `Reduce`: not the rows of a grid but their reduction is returned, or written to a file (`summarise`).
     chunk: rows computed at a time, 2**18; memory grows with it, no answer depends on it.
     rule: factor of speculative rounds; None is the published one.
     evidence: add the lookups of every row: resolution, rows of the table's Parquet file and their weights.
@@ -80,7 +80,13 @@ def sweep(
     FpmError (`disk_full`, `unwritable`) and what `estimate` raises for a model or a rule.
     """
     if reduce is not None:
-        return reduced(models, queries, reduce, out=out, chunk=chunk, rule=rule)
+        if columns is not None or evidence or form != "table":
+            refuse(
+                "reduce",
+                "a reduction has no columns or evidence of single rows",
+                "leave columns, form and evidence out",
+            )
+        return reduced(models, queries, reduce, out, rule, progress, overwrite)
     if form not in FORMS:
         refuse("form", f"form is {form!r}", f"one of {', '.join(FORMS)}")
     job = job_of(models, queries, columns, chunk, rule, evidence)
@@ -97,13 +103,19 @@ def sweep(
     return table
 
 
-def reduced(models: Any, queries: Any, reduce: Any, **options: Any) -> Any:
-    """`summarise`, which takes what makes sense of the options."""
-    from fpmjax.reduce import summarise  # pyright: ignore[reportMissingImports]
+def reduced(models: Any, queries: Any, reduce: Any, out: Any, rule: Any, progress: bool, overwrite: bool) -> Any:
+    """The table of `summarise`, or where it was written."""
+    from fpmjax.reduce import summarise
 
-    if options.pop("out") is not None:
-        refuse("out", "a reduction is returned, not written", "leave out= away, and write the table that comes back")
-    return summarise(models, queries, reduce=reduce, **{k: v for k, v in options.items() if v is not None})
+    path = None if out is None else file_of(out)
+    if path is not None:
+        check_free(path, overwrite)  # before a long computation
+    asked = list(models.values()) if isinstance(models, Mapping) else models
+    table = summarise(asked, queries, reduce=reduce, rule=rule, progress=progress)
+    if path is None:
+        return table
+    write_whole(path, table, overwrite=overwrite)
+    return Swept(path, table.num_rows, {})
 
 
 def watched(job: Job, start: int, progress: bool) -> Iterator[tuple[pa.RecordBatch, Tally]]:
@@ -132,9 +144,7 @@ def showing(job: Job, progress: bool) -> Iterator[Any]:
 
 
 def to_files(job: Job, out: Any, *, progress: bool, overwrite: bool) -> Swept:
-    if not os.fspath(out):
-        refuse("out", "out is empty", "name a .parquet file or a folder")
-    path = Path(out)
+    path = path_of(out)
     values = [f.name for f in job.layout.schema if pa.types.is_floating(f.type) and f.name != "scaling_factor"]
     few = [f.name for f in job.layout.schema if f.name not in values and not pa.types.is_nested(f.type)]
     settings = Settings(job.layout.schema, few)
@@ -150,6 +160,20 @@ def to_files(job: Job, out: Any, *, progress: bool, overwrite: bool) -> Swept:
         raise
     done = target.done
     return Swept(path, done.rows, dict(done.statuses), done.faulty, tuple(done.faults))
+
+
+def path_of(out: Any) -> Path:
+    if not isinstance(out, (str, os.PathLike)) or not os.fspath(out):
+        refuse("out", f"out is {out!r}", "name a .parquet file or a folder")
+    return Path(out)
+
+
+def file_of(out: Any) -> Path:
+    """The one file that is meant; OptionError (`out`) for a folder."""
+    path = path_of(out)
+    if not is_file(out, path):
+        refuse("out", f"one table is written, but {path} is a folder", "name x.parquet")
+    return path
 
 
 def is_file(out: Any, path: Path) -> bool:
