@@ -1,15 +1,16 @@
-"""From a grid to what is left of it: blocks of lines on the device, folded there, joined on the host.
+"""From a grid to what is left of it: blocks of lines, folded on the device.
 
-A line is a stretch of reduced cells of one kept combination.  A block is a fixed number of lines of a fixed length, so
-that a few compiled functions serve every grid, and so that the order of every sum is a property of the grid alone.
-Two kinds of blocks: strips, which any model answers, and rows over a thin axis of KV totals (`lookup.outer`).
+A line is a stretch of cells along one reduced axis; every other axis stands still on it.  A block is a fixed number of
+lines of a fixed length, so that a few compiled functions serve every grid, and so that the order of every sum is a
+property of the grid alone.  Any model answers a block cell by cell; the direct rule reads whole lines along the KV
+totals (`lookup.outer`).
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -20,25 +21,29 @@ from jax import lax
 
 from fpmjax.estimate import IN_FLIGHT
 from fpmjax.grid import DECODE, MODEL, Grid, work_of
-from fpmjax.lookup.outer import find_rows, read_rows
+from fpmjax.lookup.kernel import look_up_decode
+from fpmjax.lookup.outer import batch_classes, find_rows, read_rows
+from fpmjax.metrics import U32_MAX
 from fpmjax.rule import SpeculativeRule
-from fpmjax.speculative import for_draft, speculate
+from fpmjax.speculative import for_draft, is_published, speculate
 
-BLOCK = 2**18  # cells of a block of strips
-STRIPS = (8, 256)  # lengths of a strip; two, so that few functions are compiled
-BESIDE = 16  # cells that the joining of one strip costs
-KV, ROWS = 1024, 512  # a block of the thin kind
-GROUP = 2**20  # thin rows that are laid out at a time
-PAYS = 3  # rows a class from which the thin kind pays
-KV_AXIS, DRAFT, FACTOR = "decode_kv", "draft_length", "factor"
+CELLS = 2**18  # of a block that is answered cell by cell
+LENGTHS = (8, 256)  # of its lines; two, so that few functions are compiled
+BESIDE = 16  # cells that the joining of one line costs
+KV, ROWS = 1024, 256  # length and number of lines that are read whole
+PAYS = 3  # lines a class from which that is faster
+GROUP = 2**20  # lines that are laid out at a time
+LANES = (8, 64)  # cells of a line that are folded side by side: where lines run down a block, and across it
+STEPS = 8  # at least
+ANSWERED = 2**16  # of a count that holds two: answered cells above this, those within the limit below
+KV_AXIS, PER_REQUEST, DRAFT, FACTOR = "decode_kv", "kv_per_request", "draft_length", "factor"
 MANTISSA = 7  # bits of it that a bin of a histogram keeps
 SHIFT = 52 - MANTISSA
 FLOOR = (1023 - 30) << MANTISSA  # first bin: everything below 2**-30 ms
-TABLES = (2**12, 2**20, 2**28, 2**36)  # lengths that the values of an axis are padded to
 
 
 class Block(NamedTuple):
-    """Lines that are computed together; the device pads them to `lines`.
+    """Lines that are answered together; the device pads them to `lines`.
 
     kept: int64 [n], row of the result of each line.  where: offset on each line, int64 [n] -> position among the
     reduced cells.  ask: (state, limit, bins) -> what `leave` leaves.
@@ -50,6 +55,32 @@ class Block(NamedTuple):
     where: Callable[[np.ndarray], np.ndarray]
     cells: int
     ask: Callable[..., Any]
+
+
+class Axes:
+    """A grid seen as kept x reduced."""
+
+    def __init__(self, grid: Grid, keep: Sequence[str]):
+        self.values = dict(zip(grid.names, grid.values, strict=True))
+        self.keep = tuple(keep)
+        self.reduced = tuple(name for name in grid.names if name not in keep)
+        self.stride: dict[str, int] = {}
+        for names in (self.keep, self.reduced):
+            self.stride |= {name: self.cells(names[i + 1 :]) for i, name in enumerate(names)}
+
+    def cells(self, names: Sequence[str]) -> int:
+        return math.prod(len(self.values[name]) for name in names)
+
+    def digits(self, names: Sequence[str], flat: np.ndarray) -> dict[str, np.ndarray]:
+        """Where row-major positions over `names` stand on each axis, int64."""
+        found = {}
+        for name in reversed(names):
+            flat, found[name] = np.divmod(flat, len(self.values[name]))
+        return {name: found[name] for name in names}
+
+    def place(self, digits: Mapping[str, Any], names: Sequence[str], size: int) -> np.ndarray:
+        """Row-major positions over `names`, int64 [size]."""
+        return sum((digits[name] * self.stride[name] for name in names), np.zeros(size, np.int64))
 
 
 def fold_grid(
@@ -67,12 +98,8 @@ def fold_grid(
     limit = np.float64(np.nan if limit_ms is None else limit_ms)
     devices = jax.local_devices()
     pending: deque[tuple[Block, Any]] = deque()
-    axes = Axes(grid, into.keep)
     for i, model in enumerate(models):
-        copies = [jax.device_put(model, d) for d in devices]
-        thin = thin_axis(model, axes)
-        each = thin_blocks(model, copies, axes, i, rule) if thin else strip_blocks(copies, axes, i, rule)
-        for block in each:
+        for block in blocks(model, devices, into.axes, i, rule):
             pending.append((block, into.ask(block, limit)))
             while len(pending) > IN_FLIGHT * len(devices):
                 into.add(*pending.popleft())
@@ -81,43 +108,108 @@ def fold_grid(
         into.add(*pending.popleft())
 
 
-class Axes:
-    """A grid seen as kept x reduced, without its models."""
-
-    def __init__(self, grid: Grid, keep: Sequence[str]):
-        self.values = dict(zip(grid.names, grid.values, strict=True))
-        self.keep = tuple(keep)
-        self.reduced = tuple(name for name in grid.names if name not in keep)
-        self.stride = strides(self.values, self.keep) | strides(self.values, self.reduced)
-
-    def cells(self, names: Sequence[str]) -> int:
-        return math.prod(len(self.values[name]) for name in names)
-
-    def digits(self, names: Sequence[str], flat: np.ndarray) -> dict[str, np.ndarray]:
-        """Position on each axis of row-major positions over `names`."""
-        found = {}
-        for name in reversed(names):
-            flat, found[name] = np.divmod(flat, len(self.values[name]))
-        return found
-
-    def place(self, digits: dict[str, np.ndarray], model: int, names: Sequence[str], size: int) -> np.ndarray:
-        """Position among the cells over all of `names`, the model's included, int64 [size]."""
-        at = np.zeros(size, np.int64)
-        for name in names:
-            at = at + (model if name == MODEL else digits[name]) * self.stride[name]
-        return at
+def blocks(model: Any, devices: Sequence[Any], axes: Axes, number: int, rule: SpeculativeRule) -> Iterator[Block]:
+    """All cells of one model, which is number `number` on its axis, if there is one."""
+    copies = [jax.device_put(model, device) for device in devices]
+    whole = reads_lines(model, axes)
+    along = KV_AXIS if whole else longest(axes)
+    others = tuple(name for name in (*axes.keep, *axes.reduced) if name not in (along, MODEL))
+    values, count = asked_values(axes, rule), axes.cells(others)
+    for begin in range(0, count, GROUP):
+        digits = axes.digits(others, np.arange(begin, min(begin + GROUP, count)))
+        size = min(GROUP, count - begin)
+        at = {**digits, MODEL: np.int64(number), along: np.int64(0)}
+        kept, base = axes.place(at, axes.keep, size), axes.place(at, axes.reduced, size)
+        columns = {name: values[name][x] for name, x in digits.items()}
+        if DRAFT in digits:
+            columns[FACTOR] = values[FACTOR][digits[DRAFT]]
+        lines = Lines(along, axes.stride.get(along, 0), kept, base, columns)
+        yield from (read_whole(copies, lines, values) if whole else answer_cells(copies, lines, values, rule))
 
 
-def strides(values: dict[str, np.ndarray], names: Sequence[str]) -> dict[str, int]:
-    out, stride = {}, 1
-    for name in reversed(names):
-        out[name] = stride
-        stride *= len(values[name])
-    return out
+class Lines(NamedTuple):
+    """Lines `along` an axis, whose neighbours are `stride` reduced cells apart; per line, [n]: row of the result,
+    position of its first cell among the reduced ones, values of all other axes."""
+
+    along: str
+    stride: int
+    kept: np.ndarray
+    base: np.ndarray
+    columns: dict[str, np.ndarray]
 
 
-def without_model(names: Sequence[str]) -> tuple[str, ...]:
-    return tuple(name for name in names if name != MODEL)
+def answer_cells(copies: Sequence[Any], lines: Lines, values: dict[str, Any], rule: SpeculativeRule) -> Iterator[Block]:
+    """Cell by cell.  Long lines are cut into pieces of equal length, which the rest of this takes for lines."""
+    names = [name for name in (lines.along, FACTOR if lines.along == DRAFT else "") if name]
+    n = len(values[lines.along]) if names else 1
+    length = min(LENGTHS, key=lambda size: -(-n // size) * (size + BESIDE))
+    width, pieces = CELLS // length, -(-n // length)
+    plain = is_plain(copies[0], values)
+    # A block lies [length, lines], so that lines are folded side by side.
+    stretch = {name: fill(values[name], pieces * length).reshape(pieces, length) for name in names}
+    for turn, start in enumerate(range(0, len(lines.kept) * pieces, width)):
+        line, piece = np.divmod(np.arange(start, min(start + width, len(lines.kept) * pieces)), pieces)
+        left = np.minimum(n - piece * length, length)
+        each = {name: fill(x[line], width) for name, x in lines.columns.items()}
+        each |= {name: x[fill(piece, width)].T for name, x in stretch.items()}
+        device = turn % len(copies)
+        ask = partial(
+            fold_cells,
+            copies[device],
+            columns={name: np.broadcast_to(x, (length, width)).reshape(-1) for name, x in each.items()},
+            left=fill(left.astype(np.int32), width),
+            length=length,
+            plain=plain,
+            published=is_published(rule),
+        )
+        where = partial(on_lines, lines.base[line] + piece * (length * lines.stride), lines.stride)
+        yield Block(device, width, lines.kept[line], where, int(left.sum()), ask)
+
+
+def read_whole(copies: Sequence[Any], lines: Lines, values: dict[str, Any]) -> Iterator[Block]:
+    """Whole lines along the KV totals.  In order of the batch neighbours share a class, and it stays in the cache."""
+    model, columns, kv = copies[0], lines.columns, values[KV_AXIS]
+    classes = batch_classes(model.decode)
+    width = columns[DRAFT].astype(np.int64) + 1 if DRAFT in columns else model.verify_width
+    batch = columns[DECODE].astype(np.int64) * width
+    order = np.argsort(batch, kind="stable")
+    batch = np.minimum(batch[order], U32_MAX).astype(np.uint32)
+    kept, base, factor = (None if x is None else x[order] for x in (lines.kept, lines.base, columns.get(FACTOR)))
+    of = classes(batch)
+    for turn, first in enumerate(range(0, len(kv), KV)):
+        device, cells = turn % len(copies), min(KV, len(kv) - first)
+        rows = find_rows(copies[device].decode, classes.offset, fill(kv[first : first + KV], KV), np.int32(cells))
+        for start in range(0, len(batch), ROWS):
+            here = slice(start, start + ROWS)
+            ask = partial(
+                fold_rows,
+                rows,
+                of=fill(of[here], ROWS, classes.of[-1]),  # the class of which every answer is refused
+                batch=fill(batch[here], ROWS),
+                factor=None if factor is None else fill(factor[here], ROWS),
+            )
+            where = partial(on_lines, base[here] + first * lines.stride, lines.stride)
+            yield Block(device, ROWS, kept[here], where, len(kept[here]) * cells, ask)
+
+
+def on_lines(base: np.ndarray, stride: int, offset: np.ndarray) -> np.ndarray:
+    return base + offset * stride
+
+
+def longest(axes: Axes) -> str:
+    """The longest reduced axis that a model is asked along; a name of no axis where there is none."""
+    return max((name for name in axes.reduced if name != MODEL), key=lambda n: len(axes.values[n]), default="")
+
+
+def reads_lines(model: Any, axes: Axes) -> bool:
+    """Whether whole lines along the KV totals answer this grid, and faster than cell by cell."""
+    names = axes.values.keys()
+    if not hasattr(model, "walk_classes") or KV_AXIS not in axes.reduced or names - {DECODE, KV_AXIS, DRAFT, MODEL}:
+        return False
+    n, lines = len(axes.values[KV_AXIS]), axes.cells([name for name in names if name not in (KV_AXIS, MODEL)])
+    padded = -(-n // KV) * KV * -(-lines // ROWS) * ROWS
+    worth = padded <= 2 * n * lines and lines >= PAYS * len(model.walk_classes.offset)
+    return worth and bool(axes.values[DECODE].min() > 0)  # no requests are idle, or invalid with KV
 
 
 def asked_values(axes: Axes, rule: SpeculativeRule) -> dict[str, np.ndarray]:
@@ -131,180 +223,108 @@ def asked_values(axes: Axes, rule: SpeculativeRule) -> dict[str, np.ndarray]:
     return values
 
 
-# Strips
-
-
-def strip_blocks(copies: Sequence[Any], axes: Axes, model: int, rule: SpeculativeRule) -> Iterator[Block]:
-    """Strips of the reduced cells in row-major order, one kept combination after the other."""
-    keep, reduced = without_model(axes.keep), without_model(axes.reduced)
-    total = axes.cells(reduced)
-    length = min(STRIPS, key=lambda s: -(-total // s) * (s + BESIDE))
-    values = asked_values(axes, rule)
-    companions = {DRAFT: (DRAFT, FACTOR)}
-    tables = {n: padded(values[n]) for name in reduced for n in companions.get(name, (name,))}
-    size = {name: np.int32(len(axes.values[name])) for name in reduced}
-    per_row, lines = -(-total // length), BLOCK // length
-    strips = per_row * axes.cells(keep)
-    on_device = [jax.device_put(tables, device) for device in jax.local_devices()]
-    published = rule.integers() == SpeculativeRule().integers()
-    for number, start in enumerate(range(0, strips, lines)):
-        row, strip = np.divmod(np.arange(start, min(start + lines, strips)), per_row)
-        first = strip * length
-        on_kept, on_reduced = axes.digits(keep, row), axes.digits(reduced, first)
-        left = np.minimum(total - first, length)
-        kept = {n: fill(values[n][x], lines) for name, x in on_kept.items() for n in companions.get(name, (name,))}
-        digit = {name: fill(x.astype(np.int32), lines) for name, x in on_reduced.items()}
-
-        def where(at: np.ndarray, first: np.ndarray = first) -> np.ndarray:
-            return axes.place(axes.digits(reduced, first + at), model, axes.reduced, len(first))
-
-        device = number % len(copies)
-        ask = partial(
-            fold_strips,
-            copies[device],
-            kept=kept,
-            digit=digit,
-            tables=on_device[device],
-            size=size,
-            left=fill(left.astype(np.int32), lines),
-            reduced=reduced,
-            length=length,
-            published=published,
-        )
-        yield Block(device, lines, axes.place(on_kept, model, axes.keep, len(row)), where, int(left.sum()), ask)
-
-
-def fill(x: np.ndarray, size: int, value: int = 0) -> np.ndarray:
+def fill(x: np.ndarray, size: int, value: Any = 0) -> np.ndarray:
     """`value` at the end, up to `size`."""
     return x if len(x) == size else np.pad(x, (0, size - len(x)), constant_values=value)
 
 
-def padded(x: np.ndarray) -> np.ndarray:
-    return fill(x, next(size for size in TABLES if size >= len(x)))
-
-
-@partial(jax.jit, static_argnames=("reduced", "length", "published"), donate_argnames="state")
-def fold_strips(
+@partial(jax.jit, static_argnames=("length", "plain", "published"), donate_argnames="state")
+def fold_cells(
     model: Any,
     state: Any,
     limit: Any,
     bins: Any,
     *,
-    kept: dict[str, Any],
-    digit: dict[str, Any],
-    tables: dict[str, Any],
-    size: dict[str, Any],
+    columns: dict[str, Any],
     left: Any,
-    reduced: tuple[str, ...],
     length: int,
+    plain: bool,
     published: bool,
 ) -> Any:
-    """A block of strips.
+    """Cells [length * lines]; left: int32 [lines], how many are real on each line."""
+    ms = answer_plainly(model, **columns) if plain else answer(model, published, columns)
+    ms = ms.reshape(length, -1)
+    real = lax.broadcasted_iota(jnp.int32, ms.shape, 0) < left
+    return leave(jnp.where(real, ms, jnp.nan), 0, state, limit, bins)
 
-    kept: values [lines] of the kept axes; digit: int32 [lines], where each strip begins on every reduced axis;
-    tables, size: the values of these; left: int32 [lines], cells of each strip.
-    """
-    shape = (*left.shape, length)
-    lane = lax.broadcasted_iota(jnp.int32, shape, 1)
-    columns = {name: jnp.broadcast_to(x[:, None], shape) for name, x in kept.items()}
-    carry = lane
-    for name in reversed(reduced):
-        x = digit[name][:, None] + carry
-        # Exact: x is below 2**31, and the half keeps the quotient away from the next integer.
-        carry = ((x.astype(jnp.float64) + 0.5) * (1.0 / size[name].astype(jnp.float64))).astype(jnp.int32)
-        here = jnp.clip(x - carry * size[name], 0, size[name] - 1)
-        columns[name] = tables[name][here]
-        if name == DRAFT:
-            columns[FACTOR] = tables[FACTOR][here]
-    columns = {name: x.reshape(-1) for name, x in columns.items()}
-    factor = columns.pop(FACTOR, None)
-    work, depth = work_of(columns)
+
+def answer(model: Any, published: bool, columns: dict[str, Any]) -> Any:
+    """Any model: float64 [n] of columns [n] of a grid, NaN where refused."""
+    factor = columns.get(FACTOR)
+    work, depth = work_of({name: x for name, x in columns.items() if name != FACTOR})
     if depth is None:
-        ms = model(work).latency_ms
-    else:
-        ms = speculate(jnp, for_draft(model), work, depth, factor, published).latency_ms
-    ms = jnp.where(lane < left[:, None], ms.reshape(shape), jnp.nan)
-    return leave(ms, state, limit, bins)
+        return model(work).latency_ms
+    return speculate(jnp, for_draft(model), work, depth, factor, published).latency_ms
 
 
-# Rows over a thin axis
+def answer_plainly(
+    model: Any,
+    decode_requests: Any,
+    decode_kv: Any = None,
+    kv_per_request: Any = None,
+    draft_length: Any = None,
+    factor: Any = None,
+) -> Any:
+    """The direct rule where `is_plain` found that nothing else can happen."""
+    kv = decode_kv if kv_per_request is None else (kv_per_request.astype(jnp.uint32) * decode_requests)
+    width = model.verify_width if draft_length is None else draft_length.astype(jnp.int64) + 1
+    batch = jnp.minimum(decode_requests.astype(jnp.int64) * width, U32_MAX).astype(jnp.uint32)
+    ms, _ = look_up_decode(model.decode, batch, kv)
+    return ms if factor is None else factor * ms
 
 
-def thin_axis(model: Any, axes: Axes) -> bool:
-    """Whether rows over the KV totals answer this grid, and faster than strips do."""
-    names = axes.values.keys()
-    if not hasattr(model, "walk_classes") or KV_AXIS not in axes.reduced or names - {DECODE, KV_AXIS, DRAFT, MODEL}:
+def is_plain(model: Any, values: Mapping[str, np.ndarray]) -> bool:
+    """Whether every cell is decode of valid work by the direct rule, whatever the combination."""
+    if not hasattr(model, "walk_classes") or values.keys() - {DECODE, KV_AXIS, PER_REQUEST, DRAFT, FACTOR}:
         return False
-    kv, rows = len(axes.values[KV_AXIS]), axes.cells([n for n in names if n not in (KV_AXIS, MODEL)])
-    worth = -(-kv // KV) * KV <= 2 * kv and rows >= PAYS * len(model.walk_classes.offset)
-    return worth and bool(axes.values[DECODE].min() > 0)  # none requested with KV is invalid, and idle without
-
-
-def thin_blocks(model: Any, copies: Sequence[Any], axes: Axes, at: int, rule: SpeculativeRule) -> Iterator[Block]:
-    """Rows (kept and other reduced axes, in order of their batch) over blocks of KV totals."""
-    others = tuple(n for n in (*axes.keep, *axes.reduced) if n not in (KV_AXIS, MODEL))
-    values, classes = asked_values(axes, rule), model.walk_classes
-    kv, stride = values[KV_AXIS], axes.stride[KV_AXIS]
-    count = axes.cells(others)
-    for begin in range(0, count, GROUP):
-        digit = axes.digits(others, np.arange(begin, min(begin + GROUP, count)))
-        width = axes.values[DRAFT][digit[DRAFT]] + 1 if DRAFT in digit else model.verify_width
-        batch = np.minimum(axes.values[DECODE][digit[DECODE]] * width, 2**32 - 1)
-        order = np.argsort(batch, kind="stable")  # neighbours then share a class, and its row stays in the cache
-        digit, batch = {name: x[order] for name, x in digit.items()}, batch[order].astype(np.uint32)
-        kept = axes.place(digit, at, axes.keep, len(batch))
-        base = axes.place({**digit, KV_AXIS: np.int64(0)}, at, axes.reduced, len(batch))
-        of, factor = classes(batch), values[FACTOR][digit[DRAFT]] if DRAFT in digit else None
-        for number, k in enumerate(range(0, len(kv), KV)):
-            device, columns = number % len(copies), min(KV, len(kv) - k)
-            rows = find_rows(copies[device].decode, classes.offset, fill(kv[k : k + KV], KV), np.int32(columns))
-            for r in range(0, len(batch), ROWS):
-                here = slice(r, r + ROWS)
-
-                def where(offset: np.ndarray, base: np.ndarray = base[here], k: int = k) -> np.ndarray:
-                    return base + (k + offset) * stride
-
-                ask = partial(
-                    fold_rows,
-                    rows,
-                    of=fill(of[here], ROWS, classes.of[-1]),  # of which every answer is refused
-                    batch=fill(batch[here], ROWS),
-                    factor=None if factor is None else fill(factor[here], ROWS),
-                )
-                yield Block(device, ROWS, kept[here], where, len(kept[here]) * columns, ask)
+    per = int(values[PER_REQUEST].max()) if PER_REQUEST in values else 0 if KV_AXIS in values else None
+    return per is not None and values[DECODE].min() > 0 and per * int(values[DECODE].max()) <= U32_MAX
 
 
 @partial(jax.jit, donate_argnames="state")
 def fold_rows(rows: Any, state: Any, limit: Any, bins: Any, *, of: Any, batch: Any, factor: Any) -> Any:
-    """A block of rows, `batch` [lines] over the KV totals that `rows` was found for."""
+    """Lines of `batch` [lines] over the KV totals that `rows` was found for."""
     ms = read_rows(rows, of, batch)
-    return leave(ms if factor is None else factor[:, None] * ms, state, limit, bins)
+    return leave(ms if factor is None else factor[:, None] * ms, 1, state, limit, bins)
 
 
-# What a block leaves
+def leave(ms: Any, axis: int, state: Any, limit: Any, bins: Any) -> Any:
+    """What every line of a block leaves, of which `axis` runs along the lines.
 
+    Without `bins` (minimum, its first offset, maximum, sum, how many are answered, how many lie within the limit), all
+    [lines].  With them (row [lines], first bin, bins a row) the histograms `state`, the block counted in.
 
-def leave(ms: Any, state: Any, limit: Any, bins: Any) -> Any:
-    """Of float64 [lines, n]: what each line leaves; or, with a histogram, that with the block counted in."""
+    The loop folds lanes side by side, and makes XLA compute every latency once: fused reductions would do so each.
+    """
     if bins is not None:
         row, first, width = bins
         code = jnp.maximum(lax.bitcast_convert_type(ms, jnp.int64) >> SHIFT, FLOOR) - first
-        at = jnp.where(ms == ms, row[:, None] * width + code, state.shape[0]).astype(jnp.int32)
-        return state.at[at.reshape(-1)].add(1, mode="drop")
-    found = ms == ms
-    start = (jnp.float64(jnp.inf), jnp.int32(ms.shape[1]), jnp.float64(-jnp.inf), jnp.float64(0), *(jnp.int32(0),) * 2)
-    operands = (
-        jnp.where(found, ms, jnp.inf),
-        lax.broadcasted_iota(jnp.int32, ms.shape, 1),
-        jnp.where(found, ms, -jnp.inf),
-        jnp.where(found, ms, 0.0),
-        found.astype(jnp.int32),
-        (ms <= limit).astype(jnp.int32),
-    )
+        at = jnp.where(ms == ms, jnp.expand_dims(row, axis) * width + code, state.shape[0])
+        return state.at[at.reshape(-1).astype(jnp.int32)].add(1, mode="drop")
+    n = ms.shape[axis]
+    lanes = min(LANES[axis], n // STEPS)
 
-    def join(a: Any, b: Any) -> Any:
-        earlier = (b[0] < a[0]) | ((b[0] == a[0]) & (b[1] < a[1]))
-        low, at = jnp.where(earlier, b[0], a[0]), jnp.where(earlier, b[1], a[1])
-        return low, at, jnp.where(a[2] > b[2], a[2], b[2]), a[3] + b[3], a[4] + b[4], a[5] + b[5]
+    def step(i: Any, left: Any) -> Any:
+        x = lax.dynamic_slice_in_dim(ms, i * lanes, lanes, axis)
+        low, at, high, total, counts = left
+        found, lower = x == x, x < low
+        return (
+            jnp.where(lower, x, low),
+            jnp.where(lower, i.astype(jnp.int32), at),
+            jnp.where(x > high, x, high),
+            total + jnp.where(found, x, 0.0),
+            counts + jnp.where(found, ANSWERED + (x <= limit), 0).astype(jnp.int32),
+        )
 
-    return lax.reduce(operands, start, join, (1,))
+    none, zero = (jnp.zeros_like(lax.slice_in_dim(ms, 0, lanes, axis=axis), t) for t in (ms.dtype, jnp.int32))
+    left = lax.fori_loop(0, n // lanes, step, (none + jnp.inf, zero, none - jnp.inf, none, zero))
+    low, at, high, total, counts = left if axis == 0 else (x.T for x in left)
+    at = at * lanes + lax.broadcasted_iota(jnp.int32, at.shape, 0)
+    while lanes > 1:
+        lanes //= 2
+        (a, b), (i, j) = ((x[:lanes], x[lanes:]) for x in (low, at))
+        second = (b < a) | ((b == a) & (j < i))
+        low, at = jnp.where(second, b, a), jnp.where(second, j, i)
+        high = jnp.maximum(high[:lanes], high[lanes:])
+        total, counts = (x[:lanes] + x[lanes:] for x in (total, counts))
+    return low[0], at[0], high[0], total[0], counts[0] // ANSWERED, counts[0] % ANSWERED

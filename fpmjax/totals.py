@@ -68,7 +68,7 @@ class Histogram:
     ERROR = 2.0 ** -(MANTISSA + 1)  # half a bin beside its lower edge
 
     def __init__(self, totals: Totals):
-        self.keep, self.totals = totals.keep, totals
+        self.axes, self.totals = totals.axes, totals
         some = totals.answered > 0
         self.base = bin_of(totals.low[some]).min(initial=2**62)
         self.width = int(bin_of(totals.high[some]).max(initial=self.base)) - int(self.base) + 1
