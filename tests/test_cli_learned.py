@@ -11,10 +11,11 @@ from forests import artifact, stump
 
 import fpmjax
 from fpmjax import Observations, Work
+from fpmjax.cli.fit import tell_anchors
 from fpmjax.store import load_model, save_model
 
 N = 120
-HARDWARE = "--weight-bytes 16e9 --flops-per-token 16e9 --kv-bytes-per-token 131072 --bandwidth 1e12 --flops 1.6e14"
+HARDWARE = "--weight-bytes 16e9 --flops-per-token 16e9 --kv-bytes-per-token 131072 --bandwidth 2e12 --flops 1.6e14"
 FLAGS = ("--not-speculative", "--role", "decode", "--family", "committee", *HARDWARE.split())
 
 
@@ -33,7 +34,7 @@ def folder(tmp_path_factory):
     stream = decode_stream()
     stream.write(where / "seen.parquet")
     stream[:4].write(where / "few.csv")
-    hardware = fpmjax.Hardware(16e9, 16e9, 131072, 1e12, 1.6e14)
+    hardware = fpmjax.Hardware(16e9, 16e9, 131072, 2e12, 1.6e14)
     model = fpmjax.learned(stream[:100], role="decode", hardware=hardware)
     save_model(model, where / "m.npz")
     save_model(model, where / "m.parquet")
@@ -97,13 +98,21 @@ def test_what_observations_lack_is_told(fpm, here, tmp_path):
     assert told.code == 3 and "not_ready" in told.out and "hint: a fit takes at least 16" in told.err
 
 
-def test_no_anchor_is_needed_where_wide_work_was_observed(fpm, here, tmp_path):
-    few = decode_stream()
-    wide = Observations.of(Work.decode([64, 64, 48], [4000, 250_000, 90_000]), [9.0, 17.0, 12.0])
-    Observations.concat([few, wide]).write(tmp_path / "wide.parquet")
-    assert not fpmjax.recommend_anchors(Observations.read(tmp_path / "wide.parquet")[-1:], draft_lengths=[])
-    ran = fpm("fit", tmp_path / "wide.parquet", *FLAGS[:4], "linear", "-o", tmp_path / "m.npz", "--draft-length", 1)
-    assert ran.code == 0 and "anchor" in ran.err
+def test_a_slip_of_a_unit_is_noticed(fpm, here, tmp_path):
+    for slip, told in (("--bandwidth 1e9", "takes 1.6e+04 ms"), ("--weight-bytes 16e7", "takes 0.08 ms")):
+        flag = slip.split()[0]
+        hardware = [slip if words.startswith(flag) else words for words in HARDWARE.replace(" --", "\n--").split("\n")]
+        ask = ("fit", "seen.parquet", *FLAGS[:5], *" ".join(hardware).split(), "-o", tmp_path / "m.npz")
+        ran = fpm(*ask)
+        assert ran.code == 0 and told in ran.err and "of one rank?" in ran.err
+    assert "of one rank?" not in fpm("fit", "seen.parquet", *FLAGS, "-o", tmp_path / "m.npz").err
+
+
+def test_no_anchor_is_told_too(capsys):
+    tell_anchors(())
+    assert "anchors: none needed" in capsys.readouterr().err
+    tell_anchors(None)
+    assert not capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -113,7 +122,7 @@ def test_no_anchor_is_needed_where_wide_work_was_observed(fpm, here, tmp_path):
             "--weight-bytes 1e9",
             "--weight-bytes needs --flops-per-token, --kv-bytes-per-token, --bandwidth, --flops too",
         ),
-        (HARDWARE.replace("1e12", "0"), "--bandwidth of the hardware is 0.0"),
+        (HARDWARE.replace("2e12", "0"), "--bandwidth of the hardware is 0.0"),
         ("--level 1.5", "--level is 1.5"),
         ("--level x", "'x' is not a number"),
         ("--cuda-graph-batch-sizes 0", "--cuda-graph-batch-sizes is (0,)"),

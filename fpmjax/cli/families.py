@@ -24,6 +24,7 @@ HARDWARE = {
     "bandwidth": "bandwidth_bytes_per_s",
     "flops": "flops_per_s",
 }
+FASTER = 50  # times that a pass takes at most what reading its weights takes, unless a number is wrong
 ABOUT_HARDWARE = """\
 With these five, all of one rank (with tensor parallelism divide what the ranks share), a fit also knows what narrow
 batches cannot show.  For Qwen3-32B in bfloat16 on one B300: --weight-bytes 65.5e9 --flops-per-token 65.5e9
@@ -83,6 +84,17 @@ class Family:
         ladder = ladder_of(self.options.get("cuda_graph_batch_sizes"))
         parts = split(observations, self.options["role"], None, ladder)
         return {rows.kind: why for rows in parts if (why := shortage(rows))}
+
+    def doubt(self, observations: Observations) -> str:
+        """What is odd about the hardware beside these times, a slip of a unit for example; empty where nothing is."""
+        known = self.options.get("hardware")
+        if known is None:
+            return ""
+        read, typical = 1e3 * known.weight_bytes / known.bandwidth_bytes_per_s, float(np.median(observations.wall_ms))
+        if typical / FASTER <= read <= typical:
+            return ""
+        words = f"--weight-bytes at --bandwidth takes {read:.3g} ms, but a pass took {typical:.3g} ms"
+        return f"{words}: are both in bytes, of one rank?"
 
 
 def shortage(rows: Any) -> str:

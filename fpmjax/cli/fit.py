@@ -79,7 +79,10 @@ def run(args: argparse.Namespace) -> int:
     lacks, anchors = {}, None
     if isinstance(recipe, Family):
         lacks = recipe.lacks(observations[:first])
-        anchors = recommended(observations[:first], args.draft_length)
+        if doubt := recipe.doubt(observations[:first]):
+            note(doubt)
+        if "pure_decode" not in lacks:
+            anchors = recommended(observations[:first], args.draft_length)
     rows = score(model, observations, first, args) if first < len(observations) else []
     on = f", continuing {args.continued}" if args.continued else ""
     note(f"{args.output}: {first:,} of {len(observations):,} observations learned{on}")

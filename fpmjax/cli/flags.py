@@ -31,7 +31,9 @@ def real(text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{shorten(text)} is not a number") from None
+        raise argparse.ArgumentTypeError(
+            f"{shorten(text)} is not a number\nhint: write it without a unit, such as 0.5 or 65.5e9"
+        ) from None
 
 
 def bounds(text: str) -> tuple[float | None, ...]:
