@@ -145,18 +145,19 @@ def answer_cells(copies: Sequence[Any], lines: Lines, values: dict[str, Any], ru
     length = min(LENGTHS, key=lambda size: -(-n // size) * (size + BESIDE))
     width, pieces = CELLS // length, -(-n // length)
     plain = is_plain(copies[0], values)
-    # A block lies [length, lines], so that lines are folded side by side.
-    stretch = {name: fill(values[name], pieces * length).reshape(pieces, length) for name in names}
+    # A block lies [length, lines], so that lines are folded side by side; those of one block are pieces in turn.
+    turns = 1 + -(-width // pieces)
+    stretch = {x: np.tile(fill(values[x], pieces * length).reshape(pieces, length).T, turns) for x in names}
     for turn, start in enumerate(range(0, len(lines.kept) * pieces, width)):
         line, piece = np.divmod(np.arange(start, min(start + width, len(lines.kept) * pieces)), pieces)
         left = np.minimum(n - piece * length, length)
-        each = {name: fill(x[line], width) for name, x in lines.columns.items()}
-        each |= {name: x[fill(piece, width)].T for name, x in stretch.items()}
+        first = start % pieces
         device = turn % len(copies)
         ask = partial(
             fold_cells,
             copies[device],
-            columns={name: np.broadcast_to(x, (length, width)).reshape(-1) for name, x in each.items()},
+            columns={name: fill(x[line], width) for name, x in lines.columns.items()},
+            stretch={name: x[:, first : first + width] for name, x in stretch.items()},
             left=fill(left.astype(np.int32), width),
             length=length,
             plain=plain,
@@ -215,9 +216,9 @@ def reads_lines(model: Any, axes: Axes) -> bool:
 def asked_values(axes: Axes, rule: SpeculativeRule) -> dict[str, np.ndarray]:
     """The values of every axis as the device reads them, and with draft lengths their factor."""
     values = {name: x.astype(np.uint32) for name, x in axes.values.items() if name != MODEL}
-    for name in ("kv_per_request", "tokens_per_request"):
-        if name in values:  # their product with the requests may exceed 32 bits, and has to be seen to
-            values[name] = values[name].astype(np.int64)
+    for name, requests in ((PER_REQUEST, DECODE), ("tokens_per_request", "prefill_requests")):
+        if name in values and int(values[name].max()) * int(values[requests].max()) > U32_MAX:
+            values[name] = values[name].astype(np.int64)  # their product is to be seen above 32 bits, and refused
     if DRAFT in values:
         values[FACTOR] = rule.factor(axes.values[DRAFT])
     return values
@@ -236,49 +237,54 @@ def fold_cells(
     bins: Any,
     *,
     columns: dict[str, Any],
+    stretch: dict[str, Any],
     left: Any,
     length: int,
     plain: bool,
     published: bool,
 ) -> Any:
-    """Cells [length * lines]; left: int32 [lines], how many are real on each line."""
-    ms = answer_plainly(model, **columns) if plain else answer(model, published, columns)
-    ms = ms.reshape(length, -1)
+    """Cells [length, lines] of a grid.
+
+    columns: values [lines] of the axes across the lines; stretch: those [length, lines] of the one along them.
+    left: int32 [lines], how many cells are real on each line.
+    """
+    shape = (length, *left.shape)
+    ms = (answer_plainly if plain else answer)(model, columns | stretch, shape, published).reshape(shape)
     real = lax.broadcasted_iota(jnp.int32, ms.shape, 0) < left
     return leave(jnp.where(real, ms, jnp.nan), 0, state, limit, bins)
 
 
-def answer(model: Any, published: bool, columns: dict[str, Any]) -> Any:
-    """Any model: float64 [n] of columns [n] of a grid, NaN where refused."""
-    factor = columns.get(FACTOR)
-    work, depth = work_of({name: x for name, x in columns.items() if name != FACTOR})
+def answer(model: Any, columns: dict[str, Any], shape: tuple[int, int], published: bool) -> Any:
+    """Any model: milliseconds, flat, of columns of a grid that broadcast to the shape; NaN where refused."""
+    flat = {name: spread(x, shape) for name, x in columns.items()}
+    factor = flat.pop(FACTOR, None)
+    work, depth = work_of(flat)
     if depth is None:
         return model(work).latency_ms
     return speculate(jnp, for_draft(model), work, depth, factor, published).latency_ms
 
 
-def answer_plainly(
-    model: Any,
-    decode_requests: Any,
-    decode_kv: Any = None,
-    kv_per_request: Any = None,
-    draft_length: Any = None,
-    factor: Any = None,
-) -> Any:
+def answer_plainly(model: Any, columns: dict[str, Any], shape: tuple[int, int], published: bool) -> Any:
     """The direct rule where `is_plain` found that nothing else can happen."""
-    kv = decode_kv if kv_per_request is None else (kv_per_request.astype(jnp.uint32) * decode_requests)
-    width = model.verify_width if draft_length is None else draft_length.astype(jnp.int64) + 1
-    batch = jnp.minimum(decode_requests.astype(jnp.int64) * width, U32_MAX).astype(jnp.uint32)
-    ms, _ = look_up_decode(model.decode, batch, kv)
-    return ms if factor is None else factor * ms
+    requests, factor = columns[DECODE], columns.get(FACTOR)
+    kv = columns[PER_REQUEST] * requests if PER_REQUEST in columns else columns[KV_AXIS]
+    width = columns[DRAFT].astype(jnp.int64) + 1 if DRAFT in columns else model.verify_width
+    batch = jnp.minimum(requests.astype(jnp.int64) * width, U32_MAX).astype(jnp.uint32)
+    ms, _ = look_up_decode(model.decode, spread(batch, shape), spread(kv, shape))
+    return ms if factor is None else spread(factor, shape) * ms
+
+
+def spread(x: Any, shape: tuple[int, int]) -> Any:
+    """Flat: a trailing axis costs XLA much of its speed."""
+    return jnp.broadcast_to(x, shape).reshape(-1)
 
 
 def is_plain(model: Any, values: Mapping[str, np.ndarray]) -> bool:
     """Whether every cell is decode of valid work by the direct rule, whatever the combination."""
     if not hasattr(model, "walk_classes") or values.keys() - {DECODE, KV_AXIS, PER_REQUEST, DRAFT, FACTOR}:
         return False
-    per = int(values[PER_REQUEST].max()) if PER_REQUEST in values else 0 if KV_AXIS in values else None
-    return per is not None and values[DECODE].min() > 0 and per * int(values[DECODE].max()) <= U32_MAX
+    kv = values.get(PER_REQUEST, values.get(KV_AXIS))
+    return kv is not None and kv.dtype == np.uint32 and bool(values[DECODE].min() > 0)
 
 
 @partial(jax.jit, donate_argnames="state")
