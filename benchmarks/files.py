@@ -18,7 +18,9 @@ import pyarrow.parquet as pq
 from runner import Case, main
 
 import fpmjax
-from fpmjax.sweep import CHUNK, sweep
+from fpmjax.grid import grid
+from fpmjax.sweep import sweep
+from fpmjax.sweep_job import CHUNK
 
 N = 1 << 20
 FEW = "scaling_factor", "status", "calibrated", "draft_length", "decode_requests", "decode_kv"
@@ -45,13 +47,17 @@ def copied(source: Path, result: pa.Table, to: Path, **settings: Any) -> None:
             writer.write_table(result.slice(i * CHUNK, CHUNK))
 
 
-def cases(*, drafts: bool) -> tuple[list[Case], str]:
-    model = fpmjax.direct(fpmjax.load_cells(fpmjax.embedded_table()).select(tp=1))
+def model() -> fpmjax.Direct:
+    return fpmjax.direct(fpmjax.load_cells(fpmjax.embedded_table()).select(tp=1))
+
+
+def from_queries(*, drafts: bool) -> tuple[list[Case], str]:
+    own = model()
     source, ours, theirs = (FOLDER / f"{name}{drafts}.parquet" for name in ("queries", "ours", "theirs"))
     queries(source, drafts=drafts)
 
     def swept() -> None:
-        sweep(model, source, out=ours, overwrite=True)
+        sweep(own, source, out=ours, overwrite=True)
 
     swept()
     result = pq.read_table(ours)
@@ -60,9 +66,37 @@ def cases(*, drafts: bool) -> tuple[list[Case], str]:
     copied(source, result, theirs, use_dictionary=few)
     assert pq.read_table(theirs).equals(result)
     read = Case("pyarrow, read and write", lambda: copied(source, result, theirs, use_dictionary=few), N)
-    own = Case("pyarrow, its own settings", lambda: copied(source, result, theirs), N)
-    return [read, own, Case("fpmjax sweep", swept, N)], read.name
+    usual = Case("pyarrow, its own settings", lambda: copied(source, result, theirs), N)
+    return [read, usual, Case("fpmjax sweep", swept, N)], read.name
 
+
+def from_grid() -> tuple[list[Case], str]:
+    """The reference only writes: a grid is read from nowhere."""
+    own, ours, theirs = model(), FOLDER / "grid.parquet", FOLDER / "written.parquet"
+    asked = grid(decode_requests=range(1, 65), kv_per_request=range(512, 4608), draft_length=[1, 2, 3, 4])
+
+    def swept() -> None:
+        sweep(own, asked, out=ours, overwrite=True)
+
+    def written() -> None:
+        with pq.ParquetWriter(theirs, result.schema, compression="zstd", use_dictionary=few) as writer:
+            for batch in batches:
+                writer.write_batch(batch, row_group_size=CHUNK)
+
+    swept()
+    result = pq.read_table(ours)
+    batches = result.to_batches(CHUNK)
+    few: Any = [name for name in (*FEW, "kv_per_request") if name in result.column_names]
+    written()
+    assert pq.read_table(theirs).equals(result)
+    return [Case("pyarrow, write", written, asked.size), Case("fpmjax sweep", swept, asked.size)], "pyarrow, write"
+
+
+BENCHMARKS = {
+    "plain": lambda: from_queries(drafts=False),
+    "drafted": lambda: from_queries(drafts=True),
+    "grid": from_grid,
+}
 
 if __name__ == "__main__":
-    main({"plain": lambda: cases(drafts=False), "drafted": lambda: cases(drafts=True)}, rounds=7)
+    main(BENCHMARKS, rounds=7, mark="<!-- files -->")

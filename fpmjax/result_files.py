@@ -47,8 +47,8 @@ class Tally:
 
     def add(self, status: np.ndarray, faults: Mapping[int, str]) -> None:
         self.rows += len(status)
-        kinds, counts = np.unique(status, return_counts=True)
-        self.statuses.update({Status(k).code: n for k, n in zip(kinds.tolist(), counts.tolist(), strict=True)})
+        counts = np.bincount(status).tolist()
+        self.statuses.update({Status(kind).code: count for kind, count in enumerate(counts) if count})
         self.faulty += len(faults)
         self.faults += [faults[i] for i in sorted(faults)[: FAULTS - len(self.faults)]]
 

@@ -63,7 +63,8 @@ def sweep(
 
     models: one; several in a list; or {name: model}.  Several are asked everything in turn, or where the grid's own
         axis `model` says.  None where the grid has that axis.
-    queries: `grid(...)`, or a table of queries (pyarrow Table, Parquet or CSV file; see `query_table`).
+    queries: `grid(...)`, or a table of queries: Arrow, a data frame of pandas or Polars, a Parquet or CSV file; see
+        `query_table`.
     out: None returns the rows; "x.parquet" writes one file, which appears when it is complete; any other name is a
         folder of numbered parts, which an interrupted sweep goes on with when it is asked the same again.  Both return
         `Swept`.

@@ -70,9 +70,11 @@ def job_of(models: Any, queries: Any, columns: Any, chunk: Any, rule: Any, evide
         source: Source = GridQueries(queries if not several or queries.models else with_models(queries, asked))
     elif isinstance(queries, (str, os.PathLike, pa.Table)):
         source = TableQueries(queries)
+    elif hasattr(queries, "__arrow_c_stream__"):
+        source = TableQueries(pa.table(queries))
     else:
         what = f"queries is a {type(queries).__name__}"
-        refuse("queries", what, "give fpmjax.grid(...), a pyarrow Table, or a Parquet or .csv file")
+        refuse("queries", what, "give fpmjax.grid(...), an Arrow table, a data frame, or a Parquet or .csv file")
     if source.drafted:
         for model in asked:
             require_eligible(model)

@@ -92,3 +92,14 @@ def test_duckdb_reads_an_arrow_result_where_it_lies(embedded_cell):
     rows = sweep(fpmjax.direct(embedded_cell), GRID, form="reader", progress=False)  # noqa: F841 (named in the SQL)
     found = duckdb.sql("select status, count(*) from rows group by status order by 2").fetchall()
     assert dict(found)["decode_no_two_sided_batch_bracket"] == 6
+
+
+@pytest.mark.parametrize("name", ["pandas", "polars"])
+def test_data_frames_are_asked_as_they_are(embedded_cell, tmp_path, name):
+    guest = pytest.importorskip(name, reason=f"{name} is not installed; it is in the extra `guests`")
+    frame = guest.DataFrame({"batch": [8, 3], "kv": [8192, -1], "who": ["x", "y"]})
+    model = fpmjax.direct(embedded_cell)
+    table = sweep(model, frame, progress=False)
+    assert table["status"].to_pylist() == ["ok", "invalid_work"] and table["who"].to_pylist() == ["x", "y"]
+    sweep(model, frame, out=tmp_path / "x.parquet", progress=False)
+    assert pq.read_table(tmp_path / "x.parquet")["who"].to_pylist() == ["x", "y"]

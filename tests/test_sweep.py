@@ -242,6 +242,29 @@ def test_a_full_disk_leaves_no_half_file(model, tmp_path, monkeypatch):
     assert caught.value.code == "disk_full" and list(tmp_path.iterdir()) == []
 
 
+def test_a_cancelled_run_loses_nothing_that_was_complete(model, tmp_path, monkeypatch):
+    monkeypatch.setattr(result_files, "PART_ROWS", 6)
+    real, asked = sweep_job.estimate, []
+
+    def cancelled(*args, **options):
+        asked.append(1)
+        if len(asked) > 4:
+            raise KeyboardInterrupt
+        return real(*args, **options)
+
+    (tmp_path / "old.parquet").write_text("old")
+    for out in ("new.parquet", "old.parquet", "folder"):
+        asked.clear()
+        monkeypatch.setattr(sweep_job, "estimate", cancelled)
+        with pytest.raises(KeyboardInterrupt):
+            ask(model, out=tmp_path / out, chunk=3, overwrite=out != "folder")
+        monkeypatch.setattr(sweep_job, "estimate", real)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["folder", "old.parquet"]
+    assert (tmp_path / "old.parquet").read_text() == "old"
+    assert sorted(p.name for p in (tmp_path / "folder").iterdir()) == [MANIFEST, "part-00000.parquet"]
+    assert ask(model, out=tmp_path / "folder").rows == 24
+
+
 def test_another_grid_or_model_never_goes_on(model, slower, tmp_path, monkeypatch):
     monkeypatch.setattr(result_files.FolderOut, "finish", lambda self: 1 / 0)
     with pytest.raises(ZeroDivisionError):
