@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -36,7 +38,7 @@ def test_any_observations_survive_parquet(tmp_path_factory, data):
         decode_kv_var=draw(st.floats(allow_nan=False, allow_infinity=False)).astype(float),
         ranks=True,
     )
-    wall = data.draw(st.lists(st.floats(1e-300, 1e300), min_size=n, max_size=n))
+    wall = data.draw(st.lists(st.floats(1e-300, 1e10), min_size=n, max_size=n))
     observations = Observations.of(work, np.array(wall, float))
     path = tmp_path_factory.mktemp("o") / "o.parquet"
     observations.write(path)
@@ -226,3 +228,72 @@ def test_files_that_are_none_are_said_so(tmp_path):
         with pytest.raises(TraceError, match=name.replace(".", r"\.")) as caught:
             Observations.read(tmp_path / name)
         assert caught.value.code == "file"
+
+
+BOTH = (
+    "wall_ms,phase,batch_size,total_kv_read_tokens,prefill_requests,prefill_tokens,prefill_kv,decode_requests,decode_kv"
+)
+
+
+@pytest.mark.parametrize(
+    ("drop", "text", "wrong"),
+    [
+        ("", "5,decode,8,40,0,0,0,8,40", None),
+        ("", "5,prefill,2,16,2,9,16,0,0", None),
+        ("", "5,mixed,10,56,2,9,16,8,40", None),
+        ("", "5,decode,9,40,0,0,0,8,40", "batch_size 9"),
+        ("", "5,decode,8,5,0,0,0,8,40", "total_kv_read_tokens 5"),
+        ("", "5,decode,8,5,0,0,0,8,0", "total_kv_read_tokens 5"),
+        ("", "5,decode,10,56,2,9,16,8,40", "phase 'decode'"),
+        ("", "5,prefill,8,40,0,0,0,8,40", "phase 'prefill'"),
+        ("phase", "5,9,40,0,0,0,8,40", "batch_size 9"),
+        ("batch_size", "5,decode,56,2,9,16,8,40", "phase 'decode'"),
+        ("batch_size", "5,decode,41,0,0,0,8,40", "total_kv_read_tokens 41"),
+        ("batch_size", "5,warm-up,40,0,0,0,8,40", None),
+        ("prefill_kv", "5,mixed,10,56,2,9,8,40", None),
+        ("prefill_kv", "5,mixed,10,39,2,9,8,40", "total_kv_read_tokens 39"),
+        ("decode_kv", "5,mixed,10,56,2,9,16,8", None),
+    ],
+)
+def test_work_that_a_file_says_twice_has_to_agree(drop, text, wrong, tmp_path):
+    header = ",".join(name for name in BOTH.split(",") if name != drop)
+    path = csv(tmp_path, f"{header}\n{text}\n")
+    if wrong is None:
+        work = Observations.read(path).work
+        whole = {name: int(getattr(work, name)[0, 0]) for name in COUNTS}
+        assert (whole["prefill_kv"], whole["decode_kv"]) in ((0, 40), (16, 0), (16, 40))
+        return
+    with pytest.raises(TraceError, match=rf"o\.csv: row 0 says {wrong}, but also prefill_requests \[") as caught:
+        Observations.read(path)
+    assert caught.value.code == "values"
+
+
+def test_ranks_beside_a_phase_have_to_agree_too():
+    columns = {"wall_ms": [1.0], "phase": ["decode"], "decode_requests": [[1, 2]], "prefill_requests": [[0, 0]]}
+    assert len(Observations.read(pa.table(columns))) == 1
+    assert code_of(Observations.read, pa.table(columns | {"prefill_requests": [[0, 1]]})) == "values"
+
+
+def test_writing_replaces_regular_files_only(tmp_path):
+    observations = Observations.of(Work.decode([1], [5]), [1.0])
+    for suffix in (".parquet", ".csv", ".arrow"):
+        pipe, target, link = (tmp_path / f"{name}{suffix}" for name in ("pipe", "target", "link"))
+        os.mkfifo(pipe)
+        assert code_of(observations.write, pipe) == "file" and pipe.is_fifo()
+        observations.write(target)
+        link.symlink_to(target)
+        observations[:0].write(link)
+        assert link.is_symlink() and len(Observations.read(target)) == 0
+        folder = tmp_path / f"folder{suffix}"
+        folder.mkdir()
+        assert code_of(observations.write, folder) == "file"
+    assert len(list(tmp_path.iterdir())) == 12
+
+
+def test_threads_may_write_the_same_file(tmp_path):
+    several = [Observations.of(Work.decode([1] * n, 5), [1.0] * n) for n in range(1, 9)]
+    with ThreadPoolExecutor(8) as pool:
+        for done in [pool.submit(observations.write, tmp_path / "o.parquet") for observations in several]:
+            assert done.result() is None
+    assert 1 <= len(Observations.read(tmp_path / "o.parquet")) <= 8
+    assert [p.name for p in tmp_path.iterdir()] == ["o.parquet"]

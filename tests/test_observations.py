@@ -7,6 +7,7 @@ import json
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pyarrow as pa
 import pytest
 from observed import assert_same, code_of, lists_and_ranks, rank
 
@@ -53,6 +54,40 @@ def test_jax_arrays_and_absent_fields_are_fine():
     for traced in (lambda w, x: Observations.of(w, x).wall_ms, lambda w, x: Observations.of(w, [1.0]).wall_ms):
         with pytest.raises(MetricsError, match="not inside jit"):
             jax.jit(traced)(Work.decode([1], 5), jnp.ones(1))
+
+
+LIMIT = 1e11  # ms: a wall clock, no pass
+
+
+def test_a_wall_clock_is_no_wall_time_whatever_the_source():
+    for late in (LIMIT, 1.7e12, 1e300):
+        walls = [1.0, np.nextafter(LIMIT, 0), late]
+        table = pa.table({"wall_ms": walls, "decode_requests": [1, 2, 3], "decode_kv": [5, 5, 5]})
+        seconds = [[rank(k, 5, wall / 1000)] for k, wall in enumerate((1.0, 9e10, late), 1)]
+        for observations in (
+            Observations.of(Work.decode([1, 2, 3], 5), walls),
+            Observations.read(table),
+            Observations.from_metrics(seconds),
+        ):
+            assert observations.work.decode_requests[:, 0].tolist() == [1, 2]
+            assert observations.report == {"accepted": 2, "idle": 0, "no_wall_time": 0, "overflow": 1}
+
+
+def test_traced_and_foreign_arguments_are_refused_by_name(tmp_path):
+    good, path = Observations.of(Work.decode([1, 2], 5), [1.0, 2.0]), tmp_path / "o.parquet"
+    for traced in (
+        lambda o, mask: o.where(np.array([True, False])).wall_ms,
+        lambda o, mask: good.where(mask).wall_ms,
+        lambda o, mask: Observations.concat([good, o]).wall_ms,
+        lambda o, mask: o.write(path),
+    ):
+        with x64(), pytest.raises(MetricsError, match="not inside jit") as caught:
+            jax.jit(traced)(good, jnp.array([True, False]))
+        assert caught.value.code == "payload"
+    assert code_of(Observations.of, good.work, good) == "payload"
+    assert code_of(Observations.of, good.work, [good, good]) == "payload"
+    assert code_of(good.where, good) == code_of(good.where, [good]) == "payload"
+    assert list(tmp_path.iterdir()) == []
 
 
 # --- from_metrics ------------------------------------------------------------------------------------------

@@ -132,3 +132,120 @@ def test_no_recorded_stream_of_the_rust_estimator_holds_any():
             listed += 1
             assert sum(tokens > 1 for tokens in extend) <= prefills
     assert listed > 400
+
+
+# --- what totals, columns and keys show ---------------------------------------------------------------------
+
+# (prefill requests, prefill tokens, extend_lengths) of a rank with two decode requests
+WITHIN = [(1, 1, [1, 1, 1]), (1, 9, [9, 1, 1]), (1, 9, [5, 1, 1]), (2, 9, [4, 5, 1, 1]), (0, 0, [1, 0])]
+ABOVE = [
+    (1, 1, [1, 1000, 1]),
+    (1, 1, [1, 2, 1]),
+    (1, 9, [10, 1, 1]),
+    (2, 9, [5, 5, 1, 1]),
+    (1, 0, [2**64 - 1] + [0] * 2),
+]
+
+
+@pytest.mark.parametrize(("prefills", "tokens", "extend"), [*WITHIN, *ABOVE])
+def test_lists_compute_no_more_than_the_totals(prefills, tokens, extend, tmp_path):
+    metrics = rank(prefills, extend)
+    metrics["scheduled_requests"]["sum_prefill_tokens"] = tokens
+    sound = (prefills, tokens, extend) in WITHIN
+    line = row(0, **metrics["scheduled_requests"])
+    assert outcomes(read(write(tmp_path / "a.jsonl", [line]))) == {"accepted" if sound else "not_stp": 1}
+    known = [row(9, **metrics["scheduled_requests"] | {"extend_lengths": [0] * len(extend)})]
+    both = outcomes(read(write(tmp_path / "b.jsonl", [*known, line])))
+    assert both == ({"accepted": 2} if sound else {"accepted": 1, "not_stp": 1})
+    sources = (
+        lambda: Observations.from_metrics([metrics]),
+        lambda: Observations.of(Work.from_metrics([metrics]), 5.0),
+    )
+    for source in sources:
+        if sound:
+            assert len(source()) == 1
+            continue
+        with pytest.raises(TraceError, match=r"rank 0: extend_lengths .* add up to \d+ tokens where") as caught:
+            source()
+        assert caught.value.code == "speculative"
+
+
+def test_no_recorded_stream_lists_more_than_its_totals():
+    listed = 0
+    for case in records("regression_cases.jsonl.gz"):
+        for ranks in case.get("observations", ()):
+            for _, tokens, _, decode, *_, extend, _past in (r for r in ranks if len(r) > 6):
+                listed += 1
+                assert sum(extend) == tokens + decode
+    assert listed > 400
+
+
+@pytest.mark.parametrize(
+    ("name", "ordinary", "drafted"),
+    [
+        ("draft_length", [0, None, 0], [0, 0, 1]),
+        ("DraftLength", [0.0, float("nan"), 0.0], [0.0, 0.0, 3.0]),
+        ("draftLength", ["", "none", "0"], ["", "3", ""]),
+        ("verify_width", [1, 1, None], [1, 4, 1]),
+        ("num_draft_tokens", [0, 0, 0], [0, 0, 7]),
+        ("accepted_tokens", [0, 0, 0], [0, 2, 0]),
+        ("num_speculative_tokens", [[0], [0], [0]], [[0], [3], [0]]),
+        ("nextn", [0, 0, 0], [1, 1, 1]),
+        ("speculative", [False, False, False], [False, True, False]),
+        ("Speculative", ["off", "False", "none"], ["eagle3", "eagle3", "eagle3"]),
+    ],
+)
+def test_columns_of_speculation_are_looked_at(name, ordinary, drafted):
+    columns = {"wall_ms": [1.0, 2.0, 3.0], "decode_requests": [1, 2, 3]}
+    assert len(Observations.read(pa.table(columns | {name: ordinary}))) == 3
+    with pytest.raises(TraceError, match=rf"row \d was measured with {name} ") as caught:
+        Observations.read(pa.table(columns | {name: drafted}))
+    assert caught.value.code == "speculative"
+
+
+def put(place: str, key: str, value):
+    """Edits a row: `key` in the struct `place` of it, in the row itself, or in the event."""
+
+    def edit(whole):
+        event = whole["event"]
+        {"row": whole, "event": event, "fpm": event["fpm"]}.get(place, event["fpm"].get(place))[key] = value
+
+    return edit
+
+
+KEYS = [
+    ("num_draft_tokens", 0, 3),
+    ("num_accepted_tokens", [0, 0], [0, 1]),
+    ("speculative", False, True),
+    ("speculative", None, {"method": "eagle3"}),
+    ("draft_length", 0, 4),
+    ("draft_length", -1, "4"),
+    ("verify_width", 1, 4),
+    ("spec_decode", {}, {"num_drafts": 2}),
+    ("spec_decode", {"num_draft_tokens": 0, "rate": 0.0, "on": False}, {"k": 3}),
+    ("specDecodingStats", {"method": "none"}, {"inner": [{"num_draft_tokens": 1}]}),
+]
+
+
+@pytest.mark.parametrize("place", ["scheduled_requests", "fpm", "event", "row"])
+@pytest.mark.parametrize(("key", "ordinary", "drafted"), KEYS)
+def test_keys_of_speculation_in_a_trace_are_counted_and_those_that_show_it_rejected(
+    key, ordinary, drafted, place, tmp_path
+):
+    plain, shown = put(place, key, ordinary), put(place, key, drafted)
+    lines = [row(0), row(1, edit=plain), row(2, edit=plain), row(3, edit=shown), row(4, edit=plain), row(5)]
+    observations = read(write(tmp_path / "a.jsonl", lines))
+    assert outcomes(observations) == {"accepted": 5, "not_stp": 1}
+    assert observations.report["speculation_keys"][key] == 3
+    assert key in observations.report["examples"]["not_stp"][0]
+    assert read(write(tmp_path / "b.jsonl", [row(0)])).report["speculation_keys"] == {}
+
+
+def test_an_artifact_with_keys_of_speculation_is_refused(tmp_path):
+    whole = json.loads((CASES / "benchmark_results.json").read_text())
+    whole["iteration_groups"][2]["rank_results"][0]["fpms"][0]["num_draft_tokens"] = 3
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(whole))
+    with pytest.raises(TraceError, match="iteration 2: 'num_draft_tokens' shows speculation") as caught:
+        read(path)
+    assert caught.value.code == "speculative"

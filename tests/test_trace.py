@@ -327,7 +327,10 @@ def test_iterations_come_in_the_order_observed(tmp_path):
         (row(0, extend_lengths=[1, 1], past_kv_lengths=[50, 50]), "accepted"),
         (row(0, extend_lengths=None, past_kv_lengths=None), "accepted"),
         (row(0, extend_lengths=[1, 2], past_kv_lengths=[50, 50]), "not_stp"),
-        (row(0, num_prefill_requests=1, extend_lengths=[9, 1, 1], past_kv_lengths=[0, 1, 1]), "accepted"),
+        (
+            row(0, num_prefill_requests=1, sum_prefill_tokens=9, extend_lengths=[9, 1, 1], past_kv_lengths=[0, 1, 1]),
+            "accepted",
+        ),
         (row(0, num_prefill_requests=1, extend_lengths=[9, 4, 4], past_kv_lengths=[0, 1, 1]), "not_stp"),
         (row(0, edit=lambda w: w["event"].update(observed_at_unix_ms=-1)), "bad_envelope"),
         (row(0, edit=lambda w: w["event"].update(observed_at_unix_ms=2**70)), "bad_envelope"),

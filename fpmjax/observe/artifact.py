@@ -15,9 +15,10 @@ from typing import Any, NoReturn
 from fpmjax.errors import MetricsError, TraceError
 from fpmjax.metrics import show
 from fpmjax.observe.observations import Observations
-from fpmjax.observe.record import CLOCK_SECONDS, UNSPECIFIED, Rejected
+from fpmjax.observe.record import CLOCK_SECONDS, MIXED, UNSPECIFIED, Rejected
 from fpmjax.observe.rows import decode
 from fpmjax.observe.segments import BOM, refuse
+from fpmjax.observe.speculation import fields_of_speculation
 
 SCHEMA_VERSION = 2
 
@@ -52,13 +53,21 @@ def read_artifact(path: Path) -> tuple[Observations, str]:
         if whole.get(key, True) is not True:
             _refuse(path, f"{key} is {show(whole[key])}")
     iterations = _groups(path, whole) if grouped else _results(path, whole)
+    if (timing := _timing(whole)) == MIXED:
+        _refuse(path, f"measurement_protocol.timing_metric is {timing!r}, which is no clock")
     for i, ranks in enumerate(iterations):
         for fpm in ranks:
+            if drafting := [key for key, shown in fields_of_speculation(fpm).items() if shown]:
+                refuse(
+                    "speculative",
+                    f"{path}: iteration {i}: {show(drafting[0])} shows speculation",
+                    "observations are ordinary decoding; benchmark the engine with speculation off",
+                )
             wall = fpm.get("wall_time", 0)
             if isinstance(wall, (int, float)) and not 0 <= wall < CLOCK_SECONDS:
                 _refuse(path, f"iteration {i}: wall_time is {show(wall)}, not the seconds of one pass")
     try:
-        observations = Observations.from_metrics(iterations, timing=_timing(whole))
+        observations = Observations.from_metrics(iterations, timing=timing)
     except MetricsError as error:
         _refuse(path, str(error).partition("\n")[0])
     except TraceError as error:

@@ -1,20 +1,13 @@
-"""Observations as columns: Parquet, Arrow and CSV.
+"""Reads observations from columns: Parquet, Arrow and CSV.
 
-Written: `wall_ms` and every field of `Work` under its own name, plain columns for one rank, fixed-size lists (one
-entry per rank) for several; request lists as `extend_lengths` and `past_kv_lengths`, one list per rank, null where
-the rank supplied none.  A note in the schema keeps the timing and the padded width.
-
-Read: those, and the names under which measurements of this kind are published.  Where a file has no column for a
-phase, `phase`, `batch_size`, `total_prefill_tokens` and `total_kv_read_tokens` say it; `mixed` rows need columns of
-their own for at least the decode work.
+What `fpmjax.observe.column_writer` writes, and the names under which measurements of this kind are published.  Where a
+file has no column for a phase, `phase`, `batch_size`, `total_prefill_tokens` and `total_kv_read_tokens` say it; `mixed`
+rows need columns of their own for at least the decode work.  Where both are there, they have to agree.
 """
 
 from __future__ import annotations
 
-import json
 import os
-from contextlib import suppress
-from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
@@ -24,6 +17,7 @@ from fpmjax import strict_json
 from fpmjax.errors import MetricsError, TraceError
 from fpmjax.metrics import show
 from fpmjax.observe.record import MOST_ENTRIES, UNSPECIFIED
+from fpmjax.observe.speculation import limit_of, shows_drafts
 from fpmjax.work import COUNTS, VARIANCES, RequestLists, Work
 
 # Field -> the names of its column, the written one first.
@@ -47,85 +41,13 @@ NAMES = {
 CSV = (".csv", ".csv.gz")
 IPC = (".arrow", ".feather", ".ipc")
 LISTS = ("extend_lengths", "past_kv_lengths")
+REQUESTS = ("prefill_requests", "decode_requests")
 NOTE = b"fpmjax.observations"  # key in the schema metadata
 PHASES = ("decode", "prefill", "mixed")
 
 
 def refuse(code: str, message: str, hint: str) -> NoReturn:
     raise TraceError(f"{message}\nhint: {hint}", code=code)
-
-
-# --- write -------------------------------------------------------------------------------------------------
-
-
-def write_columns(path: str | os.PathLike[str], work: Work, wall_ms: Any, timing: str) -> None:
-    """The file appears whole or not at all."""
-    path = Path(label_of(path, "path"))
-    table = to_table(work, np.asarray(wall_ms), timing)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        _save(table, timing, str(partial), path.name.lower())
-        os.replace(partial, path)
-    except OSError as error:
-        refuse("file", f"{path} cannot be written: {error}", "name a file in a folder that exists and is writable")
-    finally:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
-
-
-def _save(table: pa.Table, timing: str, to: str, name: str) -> None:
-    """In the format that `_open` takes a file of this name for."""
-    if name.endswith(CSV):
-        import pyarrow.csv as pacsv
-
-        if nested := [f.name for f in table.schema if pa.types.is_nested(f.type)]:
-            refuse(
-                "columns",
-                f"CSV has no column of lists, but these have one entry per rank or request: {', '.join(nested)}",
-                "write a `.parquet` file",
-            )
-        table = table.append_column("timing", pa.array([timing] * table.num_rows, pa.string()))
-        with pa.output_stream(to, compression="gzip" if name.endswith(".gz") else None) as stream:
-            pacsv.write_csv(table, stream)
-    elif name.endswith(IPC):
-        import pyarrow.feather as feather
-
-        feather.write_feather(table, to)
-    else:
-        import pyarrow.parquet as pq
-
-        pq.write_table(table, to)
-
-
-def to_table(work: Work, wall_ms: np.ndarray, timing: str) -> pa.Table:
-    """Columns of work [n, r] and wall_ms [n]; fields that are None become zeros."""
-    n, ranks = len(wall_ms), work.ranks
-    columns: dict[str, pa.Array] = {"wall_ms": pa.array(wall_ms)}
-    for name, dtype in (*((c, np.uint32) for c in COUNTS), *((v, np.float64) for v in VARIANCES)):
-        field = getattr(work, name)
-        flat = np.zeros(n * ranks, dtype) if field is None else np.asarray(field, dtype).reshape(n * ranks)
-        values = pa.array(flat)
-        columns[name] = values if ranks == 1 else pa.FixedSizeListArray.from_arrays(values, ranks)
-    note: dict[str, Any] = {"version": 1, "timing": timing, "ranks": ranks, "lists": None}
-    if work.lists is not None:
-        note["lists"] = int(np.shape(work.lists.extend)[-1])
-        for name, values in zip(LISTS, (work.lists.extend, work.lists.past), strict=True):
-            columns[name] = _ragged(np.asarray(values), np.asarray(work.lists.count), ranks)
-    return pa.table(columns).replace_schema_metadata({NOTE: json.dumps(note).encode()})
-
-
-def _ragged(values: np.ndarray, count: np.ndarray, ranks: int) -> pa.Array:
-    """uint64 [n, r, q] and int32 [n, r] -> a list per rank, null where count is -1."""
-    q = values.shape[-1]
-    count = count.reshape(-1)
-    filled = np.arange(q) < count[:, None]
-    offsets = np.concatenate([[0], np.cumsum(np.maximum(count, 0))]).astype(np.int64)
-    flat = pa.array(values.reshape(-1, q)[filled].astype(np.uint64, copy=False))
-    lists = pa.LargeListArray.from_arrays(pa.array(offsets), flat, mask=pa.array(count < 0))
-    return lists if ranks == 1 else pa.FixedSizeListArray.from_arrays(lists, ranks)
-
-
-# --- read --------------------------------------------------------------------------------------------------
 
 
 def read_columns(source: str | os.PathLike[str] | pa.Table) -> tuple[Work, np.ndarray, str]:
@@ -175,7 +97,7 @@ class Reader:
     """The columns of one table by what they mean."""
 
     def __init__(self, label: str, table: pa.Table):
-        self.label, self.n = label, table.num_rows
+        self.label, self.table, self.n = label, table, table.num_rows
         self.columns: dict[str, pa.Array] = {}
         for field, names in NAMES.items():
             found = [name for name in names if name in table.column_names]
@@ -213,6 +135,7 @@ class Reader:
                 "give decode_requests and decode_kv, prefill_requests and prefill_tokens, or phase and batch_size",
             )
         fields.setdefault("decode_requests", np.zeros((self.n, ranks), np.uint32))
+        self.refuse_contradiction(fields)
         try:
             work = Work.of(**fields, ranks=True)
         except MetricsError as error:
@@ -293,13 +216,45 @@ class Reader:
                 )
             fields["decode_requests"] = np.where(decode, batch, np.uint32(0))
             fields.setdefault("prefill_requests", np.where(decode, np.uint32(0), batch))
-        if "kv" in self.columns and not {"prefill_kv", "decode_kv"} & set(fields):
+        given = [name for name in ("prefill_kv", "decode_kv") if name in fields]
+        if "kv" in self.columns and len(given) == 1:
+            kv = self.numbers("kv", np.uint32, 1)
+            (other,) = {"prefill_kv", "decode_kv"} - set(given)
+            fields[other] = np.maximum(kv, fields[given[0]]) - fields[given[0]]
+        elif "kv" in self.columns and not given:
             if decode is None or phase is None or (phase == "mixed").any():
                 self.refuse("total_kv_read_tokens does not say whose KV it is", "give prefill_kv and decode_kv columns")
             kv = self.numbers("kv", np.uint32, 1)
             fields["decode_kv"] = np.where(decode, kv, np.uint32(0))
             fields["prefill_kv"] = np.where(decode, np.uint32(0), kv)
         return fields
+
+    def refuse_contradiction(self, fields: dict[str, Any]) -> None:
+        """One file may say the same work twice, by phase and in counts of its own, but not two different things."""
+
+        def total(*names: str) -> np.ndarray:
+            """int64 [n], over ranks."""
+            zero = np.zeros(self.n, np.int64)
+            return sum((fields[name].sum(-1, dtype=np.int64) for name in names if name in fields), zero)
+
+        wrong: dict[str, np.ndarray] = {}
+        for name, parts in (("batch", REQUESTS), ("kv", ("prefill_kv", "decode_kv"))):
+            if name in self.columns:
+                wrong[NAMES[name][0]] = self.numbers(name, np.uint32, 1)[:, 0] != total(*parts)
+        if "phase" in self.columns and _is_text(self.columns["phase"].type):
+            phase = self.words("phase")
+            idle = {"decode": total(REQUESTS[0]), "prefill": total(REQUESTS[1])}  # what each phase has none of
+            wrong["phase"] = np.any([(phase == word) & (other > 0) for word, other in idle.items()], axis=0)
+        for name, rows in wrong.items():
+            if rows.any():
+                row = int(rows.argmax())
+                value = show(self.table.column(name)[row].as_py())
+                counts = [f"{field} {show(fields[field][row].tolist())}" for field in COUNTS if field in fields]
+                self.refuse(
+                    f"row {row} says {name} {value}, but also {', '.join(counts)}",
+                    "keep the columns of one of them",
+                    "values",
+                )
 
     def lists(self, work: Work, ranks: int) -> RequestLists | None:
         given = [self.columns.get(name) for name in LISTS]
@@ -348,8 +303,7 @@ class Reader:
     def words(self, name: str, known: tuple[str, ...] | None = None) -> np.ndarray:
         """Object array [n] of text, "" for a null."""
         column = self.columns[name]
-        kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-        if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_null(kind)):
+        if not _is_text(column.type):
             self.refuse(f"column {name} has type {column.type}", "it holds text", "values")
         column = column.cast(pa.large_string())
         words = column.fill_null("").to_numpy(zero_copy_only=False).astype(object)
@@ -366,20 +320,28 @@ class Reader:
         words = sorted({word or UNSPECIFIED for word in self.words("timing")}) if "timing" in self.columns else []
         if len(words) > 1:
             self.refuse(
-                f"rows of different clocks: {', '.join(words)}", "read the rows of one clock at a time", "mixed_timing"
+                f"rows of different clocks: {', '.join(map(show, words[:5]))}",
+                "read the rows of one clock at a time",
+                "mixed_timing",
             )
         return words[0] if words else UNSPECIFIED
 
     def refuse_speculation(self) -> None:
         """A fit sees ordinary decoding only."""
-        column = self.columns.get("draft_length")
-        for row, length in enumerate(column.to_pylist() if column is not None else ()):
-            if length is not None and length != 0:
-                self.refuse(
-                    f"row {row} was measured with draft_length {show(length)}",
-                    "observations are ordinary decoding; a draft length belongs to the query",
-                    "speculative",
-                )
+        for i, name in enumerate(self.table.column_names):
+            limit = limit_of(name)
+            for row, value in enumerate(self.table.column(i).to_pylist() if limit is not None else ()):
+                if shows_drafts(value, limit or 0):
+                    self.refuse(
+                        f"row {row} was measured with {name} {show(value)}",
+                        "observations are ordinary decoding; a draft length belongs to the query",
+                        "speculative",
+                    )
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_null(kind)
 
 
 def _is_ragged(kind: pa.DataType) -> bool:

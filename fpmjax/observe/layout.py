@@ -12,7 +12,8 @@ import re
 from collections.abc import Callable
 from operator import itemgetter
 
-from fpmjax.observe.record import CLOCK_SECONDS, UNSPECIFIED, Row, Stream, decodes_twice
+from fpmjax.observe.record import CLOCK_SECONDS, MIXED, UNSPECIFIED, Row, Stream, names_clock
+from fpmjax.observe.speculation import beyond_ordinary, limit_of
 
 TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|-?\d[\d.eE+-]*|true|false|null|[{}\[\],:]|[ \t\r\n]+')
 COUNT = rb"(0|[1-9]\d{0,8})"
@@ -67,11 +68,13 @@ OTHER_WORD = rb"(?:true|false|null)"
 class Layout:
     """The regular expression of one kind of row, and where its groups go."""
 
-    def __init__(self, pattern: bytes, order: list[tuple[str, ...]]):
+    def __init__(self, pattern: bytes, order: list[tuple[str, ...]], speculation: tuple[str, ...] = ()):
         self.match = re.compile(pattern).fullmatch
         wanted = [*GROUPS, *OPTIONAL]
         self.pick: Callable[[tuple], tuple] = itemgetter(*(order.index(w) if w in order else -1 for w in wanted))
         self.streams: dict[tuple[bytes, ...], Stream] = {}
+        self.clocks: dict[bytes | None, str] = {None: UNSPECIFIED}
+        self.speculation = speculation
 
     def read(self, line: bytes) -> Row | None:
         """The record of a row of this layout; None where it is another one, or has to be looked at."""
@@ -88,21 +91,28 @@ class Layout:
         a, b, c, d, e, wall = int(a), int(b), int(c), int(d), int(e), float(wall)
         if (not a and (b or c)) or (not d and e) or wall >= CLOCK_SECONDS:
             return None
+        clock = self.clocks.get(scope)
+        if clock is None:
+            clock = scope.decode()
+            if clock == MIXED or not names_clock(clock):
+                return None
+            self.clocks[scope] = clock
         if extend is not None or past is not None:
             extend, past = (tuple(map(int, x.split(b","))) if x else () for x in (extend, past))
-            if not len(extend) == len(past) == a + d or decodes_twice(extend, a):
+            if not len(extend) == len(past) == a + d or beyond_ordinary(extend, a, b + d):
                 return None
         return Row(
             stream,
             int(counter),
             int(observed),
             mode == b"full",
-            UNSPECIFIED if scope is None else scope.decode(),
+            clock,
             wall,
             (a, b, c, d, e),
             (float(v), float(w)),
             extend,
             past,
+            speculation=self.speculation,
         )
 
 
@@ -111,6 +121,7 @@ def learn(line: bytes) -> Layout | None:
     pattern: list[bytes] = []
     order: list[tuple[str, ...]] = []
     path: list[str] = []  # the key at every depth
+    speculation: set[str] = set()
     at_key, in_list = False, False
     for token in TOKEN.findall(line):
         if in_list:  # its elements are in the pattern already
@@ -130,6 +141,8 @@ def learn(line: bytes) -> Layout | None:
             pass
         elif at_key:
             path[-1] = token[1:-1].decode()
+            if limit_of(path[-1]) is not None:
+                speculation.add(path[-1])
         else:
             here = tuple(path)
             allowed = GROUPS.get(here) or (OPTIONAL.get(here) if token != b"null" else None)
@@ -144,10 +157,10 @@ def learn(line: bytes) -> Layout | None:
                 if (allowed := CHECKED[here]) is not None:
                     piece = allowed
                     order.append(here)
-            elif here not in OPTIONAL:
+            elif here not in OPTIONAL and speculation.isdisjoint(here):  # what shows no drafts is kept to the letter
                 piece = _kind(token)
         pattern.append(piece)
-    return Layout(b"".join(pattern), order) if set(GROUPS) <= set(order) else None
+    return Layout(b"".join(pattern), order, tuple(sorted(speculation))) if set(GROUPS) <= set(order) else None
 
 
 def _kind(token: bytes) -> bytes:

@@ -1,12 +1,12 @@
 """`Observations`: work that an engine did, and the wall time that each iteration took.
 
 Whatever the source, the same rules decide what is kept: an iteration in which no rank computes anything (idle), or
-whose wall time is not above zero or overflows in milliseconds, is no observation; it is left out and counted in
-`.report`.  What is malformed is refused instead, and then nothing of the batch is kept; so is
-what request lists show to be speculative decoding (TraceError `speculative`), as a fit sees ordinary decoding only.
-The Rust estimator learns such iterations like any other; where there are totals only, nobody can tell.  A long wall
-time is kept as recorded, be it a cold start: leaving those out is the caller's choice (`skip_first` of `read_trace`,
-`where`).
+whose wall time is not above zero or is no pass at all (`overflow`: 1e8 seconds and more, as a wall clock reads), is no
+observation; it is left out and counted in `.report`.  What is malformed is refused instead, and then nothing of the
+batch is kept; so is what request lists show to be speculative decoding (TraceError `speculative`), as a fit sees
+ordinary decoding only.  The Rust estimator learns such iterations like any other; where there are totals only, nobody
+can tell.  A long wall time is kept as recorded, be it a cold start: leaving those out is the caller's choice
+(`skip_first` of `read_trace`, `where`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from fpmjax._jax import pytree
 from fpmjax.errors import MetricsError, TraceError
 from fpmjax.metrics import RankMetrics, as_float, parse_iteration, refuse, show
 from fpmjax.metrics import read_json as decode_json
-from fpmjax.observe.record import UNSPECIFIED, decoding_twice
+from fpmjax.observe.record import CLOCK_SECONDS, MIXED, UNSPECIFIED, names_clock
+from fpmjax.observe.speculation import beyond_ordinary, computed_tokens, lists_beyond_ordinary
 from fpmjax.work import COUNTS, VARIANCES, Array, RequestLists, Work
 from fpmjax.work import _as_array as as_array
 from fpmjax.work import _elements as elements
@@ -36,7 +37,6 @@ from fpmjax.work import _refuse_masked as refuse_masked
 if TYPE_CHECKING:
     import pyarrow as pa
 
-MIXED = "mixed"  # several clocks, by explicit permission
 WALL = (
     "payload",
     "a wall time is a finite number of milliseconds",
@@ -65,14 +65,14 @@ class Observations:
     def of(work: Work, wall_ms: Any, *, timing: str = UNSPECIFIED) -> Observations:
         """Work of any batch shape n... and the milliseconds it took, of the same shape; flattened in C order.
 
-        `.report` counts `accepted`, `idle` and `no_wall_time` (zero or less).  Raises MetricsError `payload`: a wall
-        time that is not a finite number, or another shape; TraceError `speculative`: a decode request computes several
-        tokens, or the work was widened for a draft length.
+        `.report` counts `accepted`, `idle`, `no_wall_time` (zero or less) and `overflow`.  Raises MetricsError
+        `payload`: a wall time that is not a finite number, or another shape; TraceError `speculative`: a decode request
+        computes several tokens, requests are listed with more tokens than the totals have, or the work was widened for
+        a draft length.
         """
         if not isinstance(work, Work):
             refuse("payload", f"work is a {type(work).__name__}", "Work.of, .decode, .prefill or .from_iterations")
-        if any(isinstance(x, Tracer) for x in (wall_ms, *jax.tree.leaves(work))):
-            refuse("payload", "observations are checked by value, so not inside jit", "make them first, pass them in")
+        refuse_traced(wall_ms, work)
         wall = _milliseconds(wall_ms)
         if wall.shape != work.shape:
             refuse(
@@ -131,9 +131,10 @@ class Observations:
 
         Replaces the file.  Reading it back gives the same bits, ranks, lists and timing; `.report` is not kept.
         """
-        from fpmjax.observe.columns import write_columns
+        from fpmjax.observe.column_writer import write_columns
 
-        write_columns(path, self.work, self.wall_ms, self.timing)
+        refuse_traced(self)
+        write_columns(path, self.work, self.wall_ms, check_timing(self.timing))
 
     @staticmethod
     def concat(parts: Iterable[Observations], *, mixed_timing: bool = False) -> Observations:
@@ -145,11 +146,12 @@ class Observations:
         parts = list(parts) if several else []
         if not several or not all(isinstance(part, Observations) for part in parts):
             refuse("payload", "what is concatenated are no observations", "pass a list of them, concat([a, b])")
+        refuse_traced(parts)
         clocks = list(dict.fromkeys(part.timing for part in parts))
         if len(clocks) > 1 and not mixed_timing:
             refuse(
                 "mixed_timing",
-                f"observations of different clocks: {', '.join(clocks)}",
+                f"observations of different clocks: {', '.join(map(show, clocks))}",
                 "keep one clock per fit, or pass mixed_timing=True where they are known to agree",
             )
         timing = clocks[0] if len(clocks) == 1 else MIXED if clocks else UNSPECIFIED
@@ -169,10 +171,11 @@ class Observations:
 
     def where(self, mask: Any) -> Observations:
         """The iterations for which `mask`, bool [n], is true."""
+        refuse_traced(mask, self)
         try:
             mask = np.asarray(mask)
-        except ValueError:  # ragged
-            mask = elements(mask)
+        except (ValueError, TypeError):  # ragged, or observations
+            mask = np.empty((), object)
         if mask.dtype != np.bool_ or mask.shape != (len(self),):
             refuse(
                 "payload",
@@ -213,13 +216,19 @@ def is_busy(work: Work) -> np.ndarray:
 
 
 def check_timing(timing: object) -> str:
-    if not isinstance(timing, str) or not timing:
+    if not isinstance(timing, str) or not names_clock(timing):
         refuse(
             "payload",
-            f"timing is {timing!r}, but it names what the clock measures",
+            f"timing is {show(timing)}, but it names what the clock measures, in plain words",
             f"leave it out for {UNSPECIFIED!r}",
         )
     return timing
+
+
+def refuse_traced(*values: Any) -> None:
+    """Observations are arrays on the host: what is done with them by value cannot be traced."""
+    if any(isinstance(x, Tracer) for x in jax.tree.leaves(values)):
+        refuse("payload", "observations are checked by value, so not inside jit", "make them first, pass them in")
 
 
 def _milliseconds(value: Any) -> np.ndarray:
@@ -227,7 +236,10 @@ def _milliseconds(value: Any) -> np.ndarray:
     refuse_masked(WALL, "wall_ms", value)
     array = as_array(value)
     if array is None:
-        objects = elements(value)
+        try:
+            objects = elements(value)
+        except TypeError:  # a sequence of its own kind, such as observations themselves
+            refuse_element(WALL, "wall_ms", (), value)
         numbers = [as_float(x) for x in objects.flat]
         if None in numbers:
             i = numbers.index(None)
@@ -248,16 +260,17 @@ def _keep(work: Work, wall: np.ndarray, timing: str) -> Observations:
 
     Raises TraceError `speculative` before anything is left out.
     """
-    if (twice := decoding_twice(work)).any():
-        i, rank = (int(index) for index in np.argwhere(twice)[0])
+    if (beyond := lists_beyond_ordinary(work)).any():
+        i, rank = (int(index) for index in np.argwhere(beyond)[0])
         assert work.lists is not None
+        extend = np.asarray(work.lists.extend)[i, rank, : int(work.lists.count[i, rank])].tolist()
+        prefills = 0 if work.prefill_requests is None else int(work.prefill_requests[i, rank])
+        why = beyond_ordinary(extend, prefills, computed_tokens(work, i, rank))
         _refuse_speculation(
-            f"iteration {i}, rank {rank}: extend_lengths {show(_listed(work.lists, i, rank))} with "
-            f"{0 if work.prefill_requests is None else int(work.prefill_requests[i, rank])} prefill requests: "
-            "a decode request computes more than one token"
+            f"iteration {i}, rank {rank}: extend_lengths {show(extend)} with {prefills} prefill requests: {why}"
         )
     busy = is_busy(work)
-    measured, finite = wall > 0, np.isfinite(wall)
+    measured, finite = wall > 0, wall < CLOCK_SECONDS * 1000.0
     keep = busy & measured & finite
     report = {
         "accepted": int(keep.sum()),
@@ -275,10 +288,6 @@ def _refuse_speculation(message: str) -> NoReturn:
         "as in estimate(model, work, draft_length=3)",
         code="speculative",
     )
-
-
-def _listed(lists: RequestLists, i: int, rank: int) -> list[int]:
-    return np.asarray(lists.extend)[i, rank, : int(lists.count[i, rank])].tolist()
 
 
 def _flatten(x: np.ndarray, axes: int) -> np.ndarray:

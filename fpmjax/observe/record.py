@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
-
-from fpmjax.work import Work
-
 UNSPECIFIED = "unspecified"  # the source does not say what its clock measures
+MIXED = "mixed"  # several clocks, by explicit permission
+LONGEST_CLOCK = 200  # characters
 SCHEMA = "dynamo.fpm.trace.v1"
 MODES = ("sampled", "full")
 MOST_ENTRIES = 1 << 30  # padded request lists: 16 GiB for both
@@ -54,22 +51,9 @@ class Row(NamedTuple):
     extend: tuple[int, ...] | None = None
     past: tuple[int, ...] | None = None
     defaulted: bool = False
+    speculation: tuple[str, ...] = ()  # keys of it, sorted, none of which shows drafts
 
 
-def decodes_twice(extend: Sequence[int], prefill_requests: int) -> bool:
-    """Whether some decode request computes more than one token: speculation, or verification of drafts.
-
-    Lists do not say which rows are prefill, but at most `prefill_requests` of them may compute several tokens.
-    """
-    return sum(tokens > 1 for tokens in extend) > prefill_requests
-
-
-def decoding_twice(work: Work) -> np.ndarray:
-    """`decodes_twice` of every rank whose requests are listed: bool [n..., r]."""
-    lists = work.lists
-    if lists is None:
-        return np.zeros((*work.shape, work.ranks), bool)
-    extend, count = np.asarray(lists.extend), np.asarray(lists.count)
-    several = (extend > 1) & (np.arange(extend.shape[-1]) < count[..., None])
-    prefill = 0 if work.prefill_requests is None else np.asarray(work.prefill_requests, np.int64)
-    return several.sum(-1) > prefill
+def names_clock(name: object) -> bool:
+    """Whether this may name a clock: short text that a terminal prints as it is."""
+    return isinstance(name, str) and 0 < len(name) <= LONGEST_CLOCK and name.isprintable()

@@ -8,7 +8,8 @@ from typing import Any, NoReturn
 from fpmjax.errors import MetricsError
 from fpmjax.metrics import parse_iteration, show
 from fpmjax.observe.layout import Layout, learn
-from fpmjax.observe.record import CLOCK_SECONDS, MODES, SCHEMA, UNSPECIFIED, Rejected, Row, Stream, decodes_twice
+from fpmjax.observe.record import CLOCK_SECONDS, MIXED, MODES, SCHEMA, UNSPECIFIED, Rejected, Row, Stream, names_clock
+from fpmjax.observe.speculation import beyond_ordinary, fields_of_speculation
 from fpmjax.strict_json import constant_token as no_constant
 from fpmjax.strict_json import integer_token, unique_keys
 
@@ -117,15 +118,20 @@ def careful(row: Any, components: frozenset[str] | None) -> Row:
     if not 0 <= rank.wall_time < CLOCK_SECONDS:
         raise Rejected("bad_field", f"event.fpm.wall_time is {rank.wall_time}, not the seconds of one pass")
     scope = fpm.get("timing_scope")
-    if scope is not None and (type(scope) is not str or not scope):
-        raise Rejected("bad_field", f"event.fpm.timing_scope is {show(scope)}, but it names a clock")
+    if scope is not None and (scope == MIXED or not names_clock(scope)):
+        raise Rejected("bad_field", f"event.fpm.timing_scope is {show(scope)}, but it names one clock in plain words")
     extend = rank.extend_lengths
-    if extend is not None and decodes_twice(extend, rank.prefill_requests):
+    if extend is not None and (
+        why := beyond_ordinary(extend, rank.prefill_requests, rank.prefill_tokens + rank.decode_requests)
+    ):
         raise Rejected(
             "not_stp",
-            f"extend_lengths {show(list(extend))} with {rank.prefill_requests} prefill requests: a decode request "
-            "computes more than one token, so this is no ordinary decoding",
+            f"extend_lengths {show(list(extend))} with {rank.prefill_requests} prefill requests: {why}, "
+            "so this is no ordinary decoding",
         )
+    speculation = fields_of_speculation(row)
+    if drafting := [key for key, shown in speculation.items() if shown]:
+        raise Rejected("not_stp", f"{show(drafting[0])} shows speculation, so this is no ordinary decoding")
     return Row(
         Stream(names[0], names[1], names[2], fpm["worker_id"], fpm["dp_rank"]),
         fpm["counter_id"],
@@ -138,6 +144,7 @@ def careful(row: Any, components: frozenset[str] | None) -> Row:
         extend,
         rank.past_kv_lengths,
         "queued_requests" not in fpm,
+        tuple(sorted(speculation)),
     )
 
 

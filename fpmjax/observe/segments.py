@@ -90,11 +90,12 @@ def refuse(code: str, message: str, hint: str) -> NoReturn:
     raise TraceError(f"{message}\nhint: {hint}", code=code)
 
 
-def find(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[Source]:
-    """Every file that `paths` name, each once, segments of a series in the order of their index.
+def find(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> tuple[list[Source], list[Path]]:
+    """Every file that `paths` name, each once, segments of a series in the order of their index; and what is left out.
 
     A folder gives the segments in it (not below it); a glob also plain `.jsonl` files and `.json` artifacts.  Lock
-    files, write probes and anything else there are passed over; a file that is named itself has to be readable.
+    files, write probes and anything else there are passed over, other `.jsonl` files are told as left out; a file that
+    is named itself has to be readable.
 
     Raises TraceError: `no_files`, `file`, `paths`.
     """
@@ -102,6 +103,7 @@ def find(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> li
     if given is None:
         refuse("paths", f"paths is of type {type(paths).__name__}", GIVE)
     found: dict[str, Source] = {}
+    passed: dict[str, Path] = {}
     for item in given:
         name = os.fspath(item) if isinstance(item, (str, os.PathLike)) else None
         if not isinstance(name, str):
@@ -111,13 +113,16 @@ def find(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> li
         try:
             for path in _expand(name):
                 found.setdefault(os.path.realpath(path), _source(path))
+            for path in _others(name):
+                passed.setdefault(os.path.realpath(path), path)
         except OSError as error:
             refuse("file", f"{name} cannot be read: {error.strerror}", "check the name and the permissions")
     if not found:
         refuse("no_files", "paths names no file", GIVE)
     ordered = sorted(found.values(), key=lambda s: (s.series, s.index, s.path.name))
     highest = {source.series: source.index for source in ordered}
-    return [Source(s.path, s.series, s.index, s.index == highest[s.series]) for s in ordered]
+    sources = [Source(s.path, s.series, s.index, s.index == highest[s.series]) for s in ordered]
+    return sources, sorted(path for real, path in passed.items() if real not in found)
 
 
 def items(several: Any) -> list[Any] | None:
@@ -147,7 +152,16 @@ def _expand(name: str) -> list[Path]:
         matched = [Path(p) for p in glob.glob(name) if os.path.isfile(p)]
         kept = [p for p in matched if p.name.endswith((".jsonl", ".jsonl.gz", ".json")) and not p.name.endswith(PROBE)]
         return kept or _nothing(name, "the glob matches no trace file")
+    if path.exists():
+        refuse("file", f"{name} is not a regular file", "write what comes through it to a file, and read that")
     _nothing(name, "there is no such file")
+
+
+def _others(name: str) -> list[Path]:
+    """In a folder: what looks like a trace, but is no segment by its name."""
+    inside = Path(name).iterdir() if os.path.isdir(name) else ()
+    kept = (p for p in inside if p.name.endswith((".jsonl", ".jsonl.gz")) and not p.name.startswith("."))
+    return [p for p in kept if not SEGMENT.fullmatch(p.name)]
 
 
 def _nothing(name: str, why: str) -> NoReturn:
@@ -167,7 +181,9 @@ def read_lines(path: Path, at: Callable[[int], None] = lambda position: None) ->
     at: told before each block how many bytes of the file were read.
     Raises Truncated after the last whole line where the file is cut; TraceError `file`, `gzip` or `long_line`.
     """
-    number, tail = 1, b""
+    number = 1
+    begun: list[bytes] = []  # pieces of a line that goes on, joined once: a long one would be copied over and over
+    size = 0
     cut: Truncated | None = None
     try:
         with open(path, "rb") as stream:
@@ -180,11 +196,15 @@ def read_lines(path: Path, at: Callable[[int], None] = lambda position: None) ->
                 if not block:
                     break
                 at(stream.tell())
-                lines = (tail + block).split(b"\n")
-                tail = lines.pop()
+                begun.append(block)
+                size += len(block)
+                lines: list[bytes] = []
+                if b"\n" in block:
+                    *lines, rest = b"".join(begun).split(b"\n")
+                    begun, size = [rest], len(rest)
                 if number == 1 and lines:
                     lines[0] = lines[0].removeprefix(BOM)
-                if len(tail) > LONGEST_LINE:
+                if size > LONGEST_LINE:
                     refuse(
                         "long_line",
                         f"{path}:{number + len(lines)}: the line is longer than {LONGEST_LINE} bytes",
@@ -198,6 +218,7 @@ def read_lines(path: Path, at: Callable[[int], None] = lambda position: None) ->
         refuse("file", f"{path} cannot be read: {error}", "check the file and its permissions")
     if cut is not None:
         raise cut
+    tail = b"".join(begun)
     if number == 1:
         tail = tail.removeprefix(BOM)
     if _is_cut(tail):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from array import array
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
@@ -18,8 +19,8 @@ from fpmjax.errors import OptionError
 from fpmjax.metrics import as_float, as_index, show
 from fpmjax.observe.artifact import read_artifact
 from fpmjax.observe.joining import Records, iterations_of
-from fpmjax.observe.observations import MIXED, Observations, with_report
-from fpmjax.observe.record import UNSPECIFIED, Rejected, Row, Stream
+from fpmjax.observe.observations import Observations, with_report
+from fpmjax.observe.record import MIXED, UNSPECIFIED, Rejected, Row, Stream
 from fpmjax.observe.rows import RowReader
 from fpmjax.observe.segments import Progress, Source, Truncated, find, items, read_lines, refuse
 
@@ -75,9 +76,10 @@ def read_trace(
     `.report` counts `lines` and what became of them, by reason: `accepted`, `blank`, `bad_json`, `not_object`,
     `bad_envelope`, `bad_schema`, `bad_version`, `bad_field`, `inconsistent`, `not_stp`, `other_component`, `idle`,
     `no_wall_time`, `duplicate`; their sum is `lines`.  Beside them: `defaulted` (accepted without queued_requests),
-    `files`, `iterations`, `unmatched`, `skipped`, `gaps` and `missing` (counters passed over, in full capture),
-    `restarts`, `truncated`, `artifact_iterations`, `timing` and `components` (records by name), `examples` (the first
-    of every reason, as file:line: message) and `warnings`.
+    `speculation_keys` (accepted records by key, none of which shows drafts), `files`, `files_left_out` (in folders,
+    by name no segment), `iterations`, `unmatched`, `skipped`, `gaps` and `missing` (counters passed over, in full
+    capture), `restarts`, `truncated`, `artifact_iterations`, `timing` and `components` (records by name), `examples`
+    (the first of every reason, as file:line: message) and `warnings`.
 
     Raises TraceError: `speculative`, `multi_rank`, `mixed_timing`, `conflict` (one key, two contents), `truncated`
     (a cut segment that is not the newest), `gzip`, `file`, `paths`, `no_files`, `long_line`, `too_large`, `artifact`,
@@ -97,7 +99,7 @@ def read_trace(
     components = _names(component)
     if progress is not None and not callable(progress):
         _bad("progress", f"is {show(progress)}, but it is a function", "progress=lambda read, total: ...")
-    sources = find(paths)
+    sources, left_out = find(paths)
     reading, told = _Reading(bool(strict), components), Progress(progress, sources)
     artifacts: dict[str, Observations] = {}
     seen: dict[str, str] = {}
@@ -115,7 +117,7 @@ def read_trace(
     told.end()
     records = reading.records()
     traced, counts = iterations_of(records, group, tolerance_ms, skip_first)
-    report = reading.report(records) | counts
+    report: dict[str, Any] = reading.report(records) | counts
     clocks = dict(reading.clocks(records))
     for path, observations in artifacts.items():
         if len(observations):
@@ -132,7 +134,16 @@ def read_trace(
     whole = Observations.concat(parts, mixed_timing=True)
     taken = sum(map(len, artifacts.values()))
     report |= {"files": len(sources), "iterations": len(whole), "artifact_iterations": taken}
+    report |= {"files_left_out": len(left_out), "warnings": (*report["warnings"], *_left_out(left_out))}
     return with_report(Observations(whole.work, whole.wall_ms, timing), report)
+
+
+def _left_out(paths: list[Path]) -> Iterable[str]:
+    """A warning per folder."""
+    for folder in dict.fromkeys(path.parent for path in paths):
+        names = [path.name for path in paths if path.parent == folder]
+        what = "is" if len(names) == 1 else f"and {len(names) - 1} more are"
+        yield f"{folder}: {show(names[0])} {what} left out, by name no segment; name the file, or a glob, to read it"
 
 
 def _bad(name: str, what: str, hint: str) -> NoReturn:
@@ -186,6 +197,7 @@ class _Reading:
         self.files: list[str] = []
         self.streams: dict[Stream, int] = {}
         self.scopes: dict[str, int] = {}
+        self.speculation: dict[str, int] = {}
         self.numbers = {
             name: array(kind)
             for name, kind in {
@@ -251,6 +263,8 @@ class _Reading:
             to["extend"].extend(row.extend)
             to["past"].extend(row.past)
         self.defaulted += row.defaulted
+        for key in row.speculation:
+            self.speculation[key] = self.speculation.get(key, 0) + 1
 
     def records(self) -> Records:
         columns = {name: np.frombuffer(values, values.typecode) for name, values in self.numbers.items()}
@@ -281,6 +295,7 @@ class _Reading:
             "lines": self.lines,
             **counts,
             "defaulted": self.defaulted,
+            "speculation_keys": self.speculation,
             "truncated": self.truncated,
             "timing": dict(zip(self.scopes, scope, strict=True)),
             "components": {c: sum(k for m, k in zip(names, each, strict=True) if m == c) for c in dict.fromkeys(names)},
