@@ -37,6 +37,7 @@ from fpmjax.models.regression import FLOOR_MS, first_refusal
 from fpmjax.models.roofline import Hardware
 from fpmjax.observe.features import KINDS, ROLES, breaks_role, iteration_features
 from fpmjax.observe.observations import Observations
+from fpmjax.observe.record import UNSPECIFIED
 from fpmjax.observe.sizes import BOX, Sizes, coordinates, ladder_of, sizes_of
 from fpmjax.status import Status
 from fpmjax.work import Array, Work
@@ -92,12 +93,20 @@ def learned_fleet(
     """`learned` for many deployments at once: one compiled fit, and one stack of models as `stack` makes it.
 
     hardware: one for all, or one per deployment.  Every deployment is fitted as it would be alone.
+
+    Raises as `learned` does, and OptionError `fleet`, `hardware`, `timing` (their clocks differ).
     """
     several = isinstance(fleet, Iterable) and not isinstance(fleet, Observations)
     fleet = list(fleet) if several else []
     if not fleet:
         raise OptionError(
             "a fleet is the observations of one or more deployments\nhint: learned_fleet([a, b], ...)", code="fleet"
+        )
+    if len(clocks := {seen.timing for seen in fleet if isinstance(seen, Observations)}) > 1:
+        raise OptionError(
+            f"a fleet is one stack of models of one clock, but these are of {', '.join(sorted(clocks))}\n"
+            "hint: make a fleet of each clock",
+            code="timing",
         )
     each = list(hardware) if isinstance(hardware, Sequence) else [hardware] * len(fleet)
     if len(each) != len(fleet):
@@ -127,12 +136,12 @@ def fit_models(
     parts = [rows for seen, known in zip(fleet, hardware, strict=True) for rows in split(seen, role, known, ladder)]
     stores = fit_stores(parts, families, seed, float(level))
     anchor = np.array(np.inf if allow_extrapolation else ANCHOR)
-    models = []
-    for i in range(0, len(stores), len(ROLES[role])):
-        mine = stores[i : i + len(ROLES[role])]
+    models, kinds = [], len(ROLES[role])
+    for i, seen in enumerate(fleet):
+        mine = stores[i * kinds : (i + 1) * kinds]
         room = max(len(s.refinement.weights) for s in mine)
         whole = jax.tree.map(lambda *x: np.stack(x), *(pad_store(s, room) for s in mine))
-        models.append(Learned(whole, anchor, ladder, str(role), families, float(level), False))
+        models.append(Learned(whole, anchor, ladder, str(role), families, float(level), False, seen.timing))
     return models
 
 
@@ -170,7 +179,7 @@ def pad_store(store: Store, room: int) -> Store:
     return replace(store, refinement=wider)
 
 
-@pytree("role", "families", "level", "draft")
+@pytree("role", "families", "level", "draft", "timing")
 class Learned:
     """Fitted stores, stacked on a leading axis in the order of `ROLES[role]`; call it with `Work`.
 
@@ -178,6 +187,7 @@ class Learned:
     graph_sizes: int64 [g], captured batch sizes, or None.
     families:    names of the committee's members; level: of the interval.
     draft:       whether it is asked for the widened work of a draft length, where the rule of anchors holds.
+    timing:      the clock of what it was fitted to.
     """
 
     stores: Store
@@ -187,6 +197,7 @@ class Learned:
     families: tuple[str, ...]
     level: float
     draft: bool
+    timing: str = UNSPECIFIED
 
     composition = "whole_forward"
     execution = "autoregressive"
