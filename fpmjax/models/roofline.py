@@ -64,7 +64,7 @@ class Hardware:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            value = getattr(self, field.name)
+            value: Any = getattr(self, field.name)
             sound = isinstance(value, numbers.Real) and not isinstance(value, bool)
             if not (sound and 1 / LARGEST <= value <= LARGEST):
                 raise OptionError(
