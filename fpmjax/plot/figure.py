@@ -6,9 +6,9 @@ import io
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fpmjax.atomic import replacing
 from fpmjax.errors import FpmError
 
 if TYPE_CHECKING:
@@ -83,7 +83,8 @@ def write_figure(figure: Figure, path: str | os.PathLike[str]) -> None:
     out = io.BytesIO()
     with style():
         figure.savefig(out, format=kind, dpi=DPI, metadata=nameless[kind])
-    Path(path).write_bytes(out.getvalue())
+    with replacing(path) as partial:
+        partial.write_bytes(out.getvalue())
 
 
 def log_axis(axis: Any, low: float, high: float, *, base: int = 10) -> None:

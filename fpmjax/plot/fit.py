@@ -211,7 +211,8 @@ def draw_box(axes: Axes, model: Any, seen: Seen, depths: Sequence[int]) -> None:
     for query in queries:
         shares = [100.0 * (query.place == place).mean() for place in MARKS]
         told.append(f"draft length {query.depth}: " + " / ".join(f"{share:.0f}" for share in shares) + " %")
-    everything = np.concatenate([seen.at[decode], *(q.at for q in queries)])
+    corners = seen.boxes.get(PURE_DECODE, ())
+    everything = np.concatenate([seen.at[decode], *(q.at for q in queries), *(np.array([end]) for end in corners)])
     # Room for the legend below on the right, and for the shares above on the left.
     margins = ((x, 0.8, 1.25), (y, 0.4, 4.0 if queries else 1.5))
     limits = [(low * everything[:, i].min(), high * everything[:, i].max()) for i, low, high in margins]
