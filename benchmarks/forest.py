@@ -120,5 +120,6 @@ if __name__ == "__main__":
         {
             name: functools.partial(against_sklearn, names)
             for name, names in {"totals": FPM5, "requests": ATOMIC5, "slots": HISIM}.items()
-        }
+        },
+        mark="<!-- forest -->",
     )

@@ -15,7 +15,7 @@ import json
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -107,7 +107,7 @@ def _quartiles(values: Iterable[float]) -> tuple[float, float]:
 def environment() -> dict[str, str]:
     """What the ratios depend on besides the code."""
     found = {"python": platform.python_version(), "machine": platform.machine(), "system": platform.system()}
-    for package in ("fpmjax", "jax", "jaxlib", "numpy", "scipy"):
+    for package in ("fpmjax", "jax", "jaxlib", "numpy", "scipy", "scikit-learn"):
         try:
             found[package] = version(package)
         except PackageNotFoundError:
@@ -115,6 +115,11 @@ def environment() -> dict[str, str]:
     if (jax := sys.modules.get("jax")) is not None:
         found["device"] = jax.devices()[0].device_kind
     return found
+
+
+def versions() -> str:
+    """`environment` as a line of a page."""
+    return "Versions: " + ", ".join(f"{k} {v}" for k, v in environment().items())
 
 
 def table(title: str, results: Sequence[Result]) -> str:
@@ -134,13 +139,13 @@ def put(path: Path, text: str, mark: str = MARK) -> None:
 
 
 def main(
-    benchmarks: dict[str, Callable[[], tuple[list[Case], str]]],
+    benchmarks: Mapping[str, Callable[[], tuple[Any, ...]]],
     argv: Sequence[str] | None = None,
     *,
     rounds: int = 15,
     mark: str = MARK,
 ) -> None:
-    """Command line of a benchmark file: each entry makes its cases and names the reference among them."""
+    """Command line of a benchmark file: each entry makes its cases, names the reference, and may add a note."""
     parser = argparse.ArgumentParser(description="Paired benchmarks; prints ratios, never times")
     parser.add_argument("only", nargs="*", metavar="NAME", help=f"default: all of {', '.join(benchmarks)}")
     parser.add_argument("--rounds", type=int, default=rounds)
@@ -153,16 +158,16 @@ def main(
         parser.error(f"no such benchmark: {', '.join(sorted(unknown))}")
     pages = []
     for name in options.only or benchmarks:
-        cases, reference = benchmarks[name]()
+        cases, reference, *notes = benchmarks[name]()
         results = compare(cases, reference=reference, rounds=options.rounds)
         if options.json:
             for result in results:
                 print(json.dumps({"benchmark": name} | asdict(result) | environment()), flush=True)
         else:
-            pages.append(table(name, results))
+            pages.append("\n\n".join([table(name, results), *notes]))
             print(pages[-1], end="\n\n", flush=True)
     if not options.json:
-        pages.append("Versions: " + ", ".join(f"{k} {v}" for k, v in environment().items()))
+        pages.append(versions())
         print(pages[-1])
     if options.into:
         put(options.into, "\n\n".join(pages), mark)

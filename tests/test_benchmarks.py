@@ -1,4 +1,5 @@
-"""The benchmark runner tells ratios of what it was given; the numbers themselves are no test."""
+"""The benchmark runner tells ratios of what it was given, the studies score what was not fitted; the numbers themselves
+are no test."""
 
 from __future__ import annotations
 
@@ -6,7 +7,10 @@ import importlib.util
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from fpmjax import Observations, Work
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
@@ -72,3 +76,77 @@ def test_a_page_keeps_everything_but_what_stands_between_its_marks(runner, tmp_p
     page.write_text("before\n<!-- x -->old<!-- x -->\nafter\n")
     runner.put(page, "new", "<!-- x -->")
     assert page.read_text() == "before\n<!-- x -->\n\nnew\n\n<!-- x -->\nafter\n"
+
+
+def test_a_note_stands_below_its_table(runner, ticking, tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("<!-- x -->\n<!-- x -->")
+    arguments = ["--rounds", "1", "--into", str(page)]
+    runner.main({"b": lambda: ([ticking("one", 1.0)], "one", "A note.")}, arguments, mark="<!-- x -->")
+    told = page.read_text()
+    assert told.index("| one") < told.index("A note.") < told.index("Versions:")
+
+
+@pytest.fixture(scope="module")
+def studies():
+    """The modules of the accuracy studies, imported as their commands import them."""
+    import sys
+
+    sys.path.insert(0, str(BENCHMARKS))
+    try:
+        yield {name: importlib.import_module(name) for name in ("run", *(f"accuracy_{x}" for x in STUDIES))}
+    finally:
+        sys.path.remove(str(BENCHMARKS))
+
+
+STUDIES = ("common", "lattice", "live")
+
+
+def test_every_section_has_its_place_in_the_page(studies):
+    page = (BENCHMARKS / "README.md").read_text()
+    for name, marks in studies["run"].ALL.items():
+        assert (BENCHMARKS / f"{name}.py").exists()
+        for mark in marks:
+            assert page.count(f"<!-- {mark} -->") == 2, mark
+
+
+def test_a_split_fits_seven_tenths_of_the_narrow_points_and_two_anchors_of_every_wide_batch(studies):
+    lattice = studies["accuracy_lattice"]
+    for found in lattice.lattices():
+        one, again, other = (lattice.split(found.batch, seed) for seed in (3, 3, 4))
+        assert one.fitted.sum() == round(0.7 * (found.batch <= 64).sum())
+        assert found.batch[one.fitted].max() <= 64 < found.batch[one.anchors].min()
+        batches, count = np.unique(found.batch[one.anchors], return_counts=True)
+        assert set(batches) == set(found.batch[found.batch > 64]) and (count == 2).all()
+        np.testing.assert_array_equal(one.fitted, again.fitted)
+        assert (one.fitted != other.fitted).any()
+
+
+def test_what_is_scored_was_never_fitted(studies):
+    lattice = studies["accuracy_lattice"]
+    found = lattice.lattices()[0]
+    own = lattice.splits(found)
+    for stage, scored in lattice.held(found).values():
+        for one, which in zip(own, scored, strict=True):
+            assert which.any() and not (which & (one.fitted | (one.anchors & (stage == 1)))).any()
+
+
+def test_kv_totals_of_the_composed_lattice_are_totals(studies):
+    composed = studies["accuracy_lattice"].lattices()[-1].seen.work
+    batch, kv = (studies["accuracy_common"].count(composed, name) for name in ("decode_requests", "decode_kv"))
+    assert (kv % batch == 0).all() and kv.max() == 256 * 16384
+
+
+def test_the_linear_fit_finds_a_plane(studies):
+    common = studies["accuracy_common"]
+    batch = np.arange(1, 41)
+    work = Work.decode(batch, batch * (batch % 7 + 1) * 100)
+    plane = 3.0 + 0.1 * batch + 2e-5 * common.count(work, "decode_kv")
+    np.testing.assert_allclose(common.linear(Observations.of(work, plane))(work), plane, rtol=1e-9)
+
+
+def test_the_box_of_the_live_rounds_is_exact_at_its_edges(studies):
+    live = studies["accuracy_live"]
+    before = Observations.of(Work.decode([2, 4, 8], [200, 4000, 8000]), [1.0, 1.0, 1.0])
+    asked = Work.decode([2, 4, 8, 9, 1, 4, 4], [200, 8000, 800, 8000, 200, 199, 8001])
+    np.testing.assert_array_equal(live.outside(before, asked), [False, True, False, True, True, True, True])
