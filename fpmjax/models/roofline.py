@@ -64,9 +64,9 @@ class Hardware:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            value: Any = getattr(self, field.name)
-            sound = isinstance(value, numbers.Real) and not isinstance(value, bool)
-            if not (sound and 1 / LARGEST <= value <= LARGEST):
+            value = getattr(self, field.name)
+            number: Any = value if isinstance(value, numbers.Real) and not isinstance(value, bool) else 0
+            if not 1 / LARGEST <= number <= LARGEST:
                 raise OptionError(
                     f"{field.name} of the hardware is {value!r}\nhint: give a positive number of SI units, per rank",
                     code="hardware",
