@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from table_pairs import refusal
 
 from fpmjax import Anchor, Observations, Work, recommend_anchors
+from fpmjax.errors import OptionError
 from fpmjax.iteration import askable
 from fpmjax.models.anchors import BATCHES, NEAR, wide_batches
 from fpmjax.models.committee import box_of, outside
@@ -78,3 +79,22 @@ def test_arguments():
         assert refusal(traced)[0] == "traced"
     with pytest.raises(TypeError):
         recommend_anchors(decoding())  # pyright: ignore[reportCallIssue]
+
+
+def test_measured_anchors_are_done_once_the_asked_batch_is_named():
+    batch, past = (x.ravel() for x in np.meshgrid([1, 4, 16, 64], [64, 512, 4096, 32768]))
+    seen = Observations.of(Work.decode(batch, batch * past), np.ones(batch.size))
+    anchors = recommend_anchors(seen, draft_lengths=[1, 3], largest_batch=64)
+    assert anchors == recommend_anchors(seen, draft_lengths=[1, 3])
+    more = Observations.of(Work.decode(*zip(*anchors, strict=True)), np.ones(len(anchors)))
+    both = Observations.concat([seen, more])
+    assert recommend_anchors(both, draft_lengths=[1, 3], largest_batch=64) == ()
+    assert recommend_anchors(both, draft_lengths=[1, 3])
+
+
+@pytest.mark.parametrize("largest", [0, -1, 1.5, True, "8", 2**32])
+def test_the_asked_batch_is_a_count(largest):
+    seen = Observations.of(Work.decode([1], [8]), [1.0])
+    with pytest.raises(OptionError) as error:
+        recommend_anchors(seen, draft_lengths=1, largest_batch=largest)
+    assert error.value.code == "largest_batch"

@@ -105,7 +105,7 @@ def test_a_fleet_is_its_models():
         for name in ("latency_ms", "interval.low_ms", "interval.high_ms", "support.distance", "support.model_spread"):
             x, y = (np.asarray(_get(e, name)) for e in (found, expected))
             np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-9)
-        assert the(fleet, i).diagnostics() == one.diagnostics()
+        assert the(fleet, i).diagnostics == one.diagnostics
     with x64():
         together = jax.jit(jax.vmap(lambda model: model(QUERIES).latency_ms))(fleet)
     np.testing.assert_allclose(together[0], answers(the(fleet, 0)), rtol=1e-12)
@@ -256,7 +256,7 @@ def test_the_interval_of_a_round_is_scaled():
 
 def test_an_aggregated_worker_has_a_store_for_each_kind():
     model, seen = server(), serving(seed=7)
-    assert [d["ready"] for d in model.diagnostics()] == [True] * 4
+    assert [d["ready"] for d in model.diagnostics] == [True] * 4
     answer = estimate(model, seen.work)
     for row in evaluate(model, seen, by="kind", blocks=1).to_pylist():
         assert row["scored"] == row["n"] and row["mape_pct"] < 5.0, row

@@ -150,7 +150,7 @@ def test_a_million_rows(monkeypatch):
     start = time.process_time()
     model = decoder(seen)
     assert time.process_time() - start < 15
-    assert model.diagnostics()[0]["observations"] == 10**6 and model.diagnostics()[0]["calibrated_on"] == 64
+    assert model.diagnostics[0]["observations"] == 10**6 and model.diagnostics[0]["calibrated_on"] == 64
     assert check(model)[0] == pytest.approx(engine_ms(8, 30_000), rel=0.02)
 
 

@@ -147,7 +147,7 @@ def box_in_words(box: Mapping[str, tuple[float, float]]) -> str:
 
 
 def stores_of(model: Any) -> list[dict[str, Any]]:
-    return [dict(store) for store in model.diagnostics()]
+    return [dict(store) for store in model.diagnostics]
 
 
 def learned_contents(model: Any) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from fpmjax.guard import check_concrete
 from fpmjax.iteration import askable
 from fpmjax.metrics import U32_MAX, refuse
 from fpmjax.models.intake import check_observations
+from fpmjax.models.settings import whole
 from fpmjax.observe.observations import Observations
 from fpmjax.observe.sizes import sizes_of
 from fpmjax.speculative import check_draft_length
@@ -32,16 +33,20 @@ class Anchor(NamedTuple):
     decode_kv: int
 
 
-def recommend_anchors(observations: Observations, *, draft_lengths: Any) -> tuple[Anchor, ...]:
+def recommend_anchors(
+    observations: Observations, *, draft_lengths: Any, largest_batch: int | None = None
+) -> tuple[Anchor, ...]:
     """Points whose measurement makes widened queries of the observed work safe; none where nothing decodes.
 
-    draft_lengths: an int or several, each at least 1.  The widened batches beyond the largest observed one are covered
-    by powers of two and the largest itself, at most four of them; each with the least and the largest KV total that
+    draft_lengths: an int or several, each at least 1.  The widened batches beyond the largest one are covered by
+    powers of two and the largest itself, at most four of them; each with the least and the largest KV total that
     observed work of any of these depths has at about that batch, one of them with the shortest context of all.  A
     point that was observed nearly so is left out.
+    largest_batch: requests of a rank that a draft length will be asked for; None: as many as were observed.  Name it
+    when anchors are among the observations, which would otherwise be widened too: with it, measured anchors are done.
 
     Measure them as ordinary decoding (every request one token) and fit again.  Raises MetricsError `payload`,
-    DraftLengthTypeError, and SpeculationError where a draft length is out of range.
+    DraftLengthTypeError, SpeculationError where a draft length is out of range, OptionError `largest_batch`.
     """
     if not isinstance(observations, Observations):
         refuse(
@@ -55,12 +60,13 @@ def recommend_anchors(observations: Observations, *, draft_lengths: Any) -> tupl
     sizes = sizes_of(np, askable(np, jax.tree.map(np.asarray, observations.work))[0])
     decodes = (sizes.decode > 0) & (sizes.tokens == 0)
     batch, kv = sizes.decode[decodes], sizes.kv[decodes]
-    if not batch.size or not depths.size:
+    asked = batch <= (np.inf if largest_batch is None else whole("largest_batch", largest_batch, U32_MAX))
+    if not asked.any() or not depths.size:
         return ()
-    wide = (batch[:, None] * (depths + 1)).ravel()
-    total = np.repeat(kv, len(depths))
+    wide = (batch[asked, None] * (depths + 1)).ravel()
+    total = np.repeat(kv[asked], len(depths))
     context = total / wide
-    batches = np.array(wide_batches(float(batch.max()), min(float(wide.max()), float(U32_MAX))))
+    batches = np.array(wide_batches(float(batch[asked].max()), min(float(wide.max()), float(U32_MAX))))
     found = []
     for size in batches:
         near = total[np.abs(np.log(wide / size)) <= np.log(2.0) / 2.0 + 1e-9]

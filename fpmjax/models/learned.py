@@ -233,6 +233,7 @@ class Learned:
             if self.stores.ready[i]
         }
 
+    @property
     def diagnostics(self) -> tuple[dict[str, Any], ...]:
         """Per store: workload_kind, ready, observations, calibrated_on, largest_batch, and the box."""
         box = self.box
