@@ -54,7 +54,11 @@ def check_work(work: Any, who: str) -> None:
         raise MetricsError("the rank axis is empty\nhint: an idle rank is a row of zeros", code="no_ranks")
 
 
+def is_traced(tree: Any) -> bool:
+    return any(isinstance(x, Tracer) for x in jax.tree.leaves(tree))
+
+
 def check_concrete(tree: Any, who: str, hint: str) -> None:
     """Raise FpmError `traced` where a leaf is a tracer of jax; who: what works on the host."""
-    if any(isinstance(x, Tracer) for x in jax.tree.leaves(tree)):
+    if is_traced(tree):
         raise FpmError(f"{who} works on the host and cannot be traced\nhint: {hint}", code="traced")

@@ -1,4 +1,7 @@
-"""Whether arrays that come from elsewhere make up a model: compared with those of a new model, never computed."""
+"""Whether arrays that come from elsewhere make up a model.
+
+They are compared with those of a new model, and their numbers with the ranges of `fpmjax.ranges`; nothing is computed.
+"""
 
 from __future__ import annotations
 
@@ -21,17 +24,24 @@ from fpmjax.models.learned import Learned, pad_store
 from fpmjax.models.regression import Regression, regression
 from fpmjax.models.settings import ErrorThreshold, Knots
 from fpmjax.observe.features import ROLES
+from fpmjax.observe.record import UNSPECIFIED
+from fpmjax.ranges import (
+    CHOSEN,
+    COMMITTEE,
+    INTERVALS,
+    UnfitError,
+    check_corrections,
+    check_learners,
+    check_ranges,
+)
 from fpmjax.tables.cell import Cell
-
-
-class UnfitError(ValueError):
-    """Arrays that do not make up a model; the message says which."""
 
 
 def fault_of(model: Any) -> str | None:
     """What is wrong with the arrays of a model, or of a stack of models; None: nothing."""
     try:
-        check(model)
+        with np.errstate(all="ignore"):
+            check(model)
     except FpmError as error:
         return str(error).split("\nhint: ")[0]
     except Exception as error:  # whatever NumPy and jax raise for arrays that do not fit
@@ -40,35 +50,45 @@ def fault_of(model: Any) -> str | None:
 
 
 def check(model: Any) -> None:
+    timing = getattr(model, "timing", UNSPECIFIED)
+    if not isinstance(timing, str) or not timing:
+        raise UnfitError(f"its clock is {timing!r}")
     if isinstance(model, Direct):
         if not isinstance(model.cell, Cell | None):
             raise UnfitError(f"its cell is a {type(model.cell).__name__}")
         check_tables(model.decode, model.prefill)
     elif isinstance(model, Regression):
         alike(model, new_regression_like(model), np.shape(model.learners.accepted)[:-1])
+        check_learners(model.learners, model.rules, model.weights)
     elif isinstance(model, Learned):
         alike(model, new_learned_like(model), np.shape(model.anchor))
+        check_ranges(model.stores, COMMITTEE, "stores.")
+        if not np.all(np.asarray(model.anchor) > 0):
+            raise UnfitError("its anchor is not above zero")
     elif isinstance(model, Forest):
         check_forest(model)
     elif isinstance(model, Corrected):
         check(model.model)
         alike(model, new_corrected_like(model), np.shape(model.min_observations))
+        check_corrections(model)
     elif isinstance(model, Chosen):
         check(model.stable)
         check(model.challenger)
         new, nobody = chosen(*map(first_of, model.experts)), {"stable": None, "challenger": None}
-        alike(replace(model, **nobody), replace(new, **nobody), np.shape(model.warmup))
+        alike(replace(model, **nobody), replace(new, timing=model.timing, **nobody), np.shape(model.warmup))
+        check_ranges(model, CHOSEN)
     elif isinstance(model, WithIntervals):
         if not isinstance(model.model, Direct) or not isinstance(model.level, float) or not 0 < model.level < 1:
             raise UnfitError(f"its intervals are around a {type(model.model).__name__}, level {model.level}")
         check(model.model)
         alike(replace(model, model=None), WithIntervals(None, *widths(), model.level), np.shape(model.count)[:-2])
+        check_ranges(model, INTERVALS)
 
 
 def new_regression_like(model: Regression) -> Regression:
     """A regression without observations of the same sizes."""
     slots, ring, spline = np.shape(model.learners.y)[-1], np.shape(model.learners.missed)[-1], model.learners.spline
-    return regression(
+    new = regression(
         role=model.role,
         feature_axes=model.feature_axes,
         sampling_axes=model.sampling_axes,
@@ -78,6 +98,7 @@ def new_regression_like(model: Regression) -> Regression:
         lazy=ErrorThreshold(0.0, 0.0, ring, 1, 1) if ring and spline is None else None,
         spline=None if spline is None else Knots(np.shape(spline.knots)[-1], window=ring, trigger=1),
     )
+    return replace(new, timing=model.timing)
 
 
 def new_learned_like(model: Learned) -> Learned:
@@ -94,7 +115,7 @@ def new_corrected_like(model: Corrected) -> Corrected:
     """A correction of the same model without observations, of the same sizes."""
     stores = (*(model.fixed or ()), *(model.local or ()))
     slots = np.shape(stores[0].ratio)[-1] if stores else model.room
-    return corrected(
+    new = corrected(
         first_of(model.model),
         policy=model.policy or HYBRID,
         bins=(model.room, 1),
@@ -102,6 +123,7 @@ def new_corrected_like(model: Corrected) -> Corrected:
         min_observations=1,
         enabled=bool(stores),
     )
+    return replace(new, timing=model.timing)
 
 
 def first_of(model: Any) -> Any:

@@ -76,9 +76,12 @@ def save_model(model: Any, path: str | os.PathLike[str]) -> None:
     """Write a model to one file; an older file of that name is replaced when the new one is complete.
 
     path: with the suffix `.parquet` a Parquet file, otherwise NPZ; `load_model` tells them apart by their content.
-    model: from `direct`, `regression`, `load_forest`, `corrected`, `chosen`, `with_intervals`; also a stack of models.
+        A link stays, and the file that it leads to is written.
+    model: from `direct`, `regression`, `learned`, `load_forest`, `corrected`, `chosen` or `with_intervals`; also a
+        stack of models, such as `stack`, `learned_fleet` and `update_many` make.
 
-    Raises ModelFileError: `kind` for what is none of these, `shape` for arrays that do not fit, `unwritable`.
+    Raises ModelFileError: `kind` for what is none of these, `shape` for arrays that do not fit, `unwritable`
+    (also where a folder, a device or a pipe has that name).
     """
     arrays: list[np.ndarray] = []
     tree = encode(model, arrays)
@@ -97,15 +100,19 @@ def save_model(model: Any, path: str | os.PathLike[str]) -> None:
         "arrays": [{"dtype": a.dtype.str, "shape": list(a.shape)} for a in arrays],
         "model": tree,
     }
-    text = np.frombuffer(json.dumps(manifest, ensure_ascii=False, allow_nan=False).encode(), np.uint8)
+    text = np.frombuffer(
+        json.dumps(manifest, ensure_ascii=False, allow_nan=False).encode(errors="surrogatepass"), np.uint8
+    )
     members = {MANIFEST: npy(text), **{member(i): npy(array) for i, array in enumerate(arrays)}}
     members[DIGEST] = npy(np.frombuffer(digest_of(members.values()), np.uint8))
     write_members(path, members)
 
 
 def load_model(path: str | os.PathLike[str]) -> Any:
-    """The model of a file that `save_model` wrote, bit for bit.
+    """The model of a file that `save_model` wrote, bit for bit: of any kind that it takes, or a stack of them.
 
+    A table comes back with its cell, a regression with its rows, a correction and a choice with the models inside, so
+    that each of them goes on learning where it stopped; a learned model with its intervals; a forest as it was read.
     Everything is checked before anything is built.  Raises ModelFileError: `unreadable`, `not_a_model` (another
     kind of file, or a cut one), `version`, `digest`, `malformed` (what no model is made of), `shape` (arrays that do
     not make up a model).
@@ -115,7 +122,7 @@ def load_model(path: str | os.PathLike[str]) -> Any:
     arrays = read_arrays(members, manifest, path)
     try:
         model, used = decode(manifest["model"], arrays), count_arrays(manifest["model"])
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
         refuse(f"{path} holds no model that this version knows: {error}", written_by(manifest), "malformed")
     if used != list(range(len(arrays))) or manifest.get("kind") not in MODELS or kind_of(model) != manifest["kind"]:
         refuse(f"{path} holds fields that no model has", written_by(manifest), "malformed")

@@ -113,7 +113,7 @@ def test_arrays_of_the_device_are_saved_as_they_are(path):
 def test_extreme_numbers_come_back(path):
     ms = np.array(TABLE.decode.knots.ms)
     ms[:5] = [np.nan, np.inf, -0.0, 5e-324, np.pi]
-    model = replace(TABLE, decode=replace(TABLE.decode, knots=replace(TABLE.decode.knots, ms=ms)))
+    model = replace(TABLE, decode=replace(TABLE.decode, knots=replace(TABLE.decode.knots, ms=ms, checked=True)))
     save_model(model, path)
     assert load_model(path).decode.knots.ms.tobytes() == ms.tobytes()
 

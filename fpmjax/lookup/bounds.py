@@ -1,7 +1,7 @@
 """Whether compiled tables that come from elsewhere stay inside themselves.
 
 The kernel gathers without bounds handling, because the host's tables lie inside by construction.  Tables out of a
-file have to be looked at first: what they point at, not whether the answers are right.
+file have to be looked at first: what they point at and divide by, not whether the answers are right.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def check_prefill(table: PrefillTable) -> None:
 
 
 def check_knots(knots: Knots, lo: np.ndarray, hi: np.ndarray) -> None:
-    """A knot that is read is followed by another one."""
+    """A knot that is read is followed by another one further on, and crossed with a curve that stands elsewhere."""
     parts = vectors(knots, "x", "ms", "at", "head", "row")
     size = len(parts[0])
     require("knots", all(len(part) == size for part in parts))
@@ -63,6 +63,15 @@ def check_knots(knots: Knots, lo: np.ndarray, hi: np.ndarray) -> None:
     within("lo", lo, -1, size - 2)
     within("hi", hi, -1, size - 2)
     within("head", knots.head, 0, size - 1)
+    x, ms, at, head, _ = parts
+    lo, hi = lo[lo >= 0], hi[lo >= 0]
+    read = np.unique(np.concatenate([lo, hi]))
+    require("x", ((x[read + 1] > x[read]) | (x[read + 1] == 0)).all())  # 0: the knot behind the last integer
+    require("at", ((at[hi] > at[lo]) | (lo == hi)).all())
+    require("checked", isinstance(knots.checked, bool))
+    if not knots.checked:
+        times = ms[np.concatenate([read, read + 1, head[read]])]
+        require("ms", ((times > 0) & (times < np.inf)).all())
 
 
 def reach(axis: Axis) -> int:

@@ -31,12 +31,13 @@ from fpmjax._jax import pytree, require_x64
 from fpmjax.answer import Correction, Estimate, Interval, Support
 from fpmjax.errors import FpmError, MetricsError, OptionError
 from fpmjax.estimate import estimate
-from fpmjax.guard import check_concrete, check_one_model, check_work, is_model
+from fpmjax.guard import check_concrete, check_one_model, check_work, is_model, is_stacked, is_traced
 from fpmjax.iteration import OK, askable
 from fpmjax.metrics import show
-from fpmjax.models.intake import check_observations
+from fpmjax.models.intake import check_observations, is_duration, joined_timing
 from fpmjax.observe.features import KINDS, iteration_features
 from fpmjax.observe.observations import Observations
+from fpmjax.observe.record import UNSPECIFIED
 from fpmjax.refusal import HINTS, describe, explained
 from fpmjax.speculative import for_draft
 from fpmjax.status import Status
@@ -63,7 +64,7 @@ def chosen(
     warmup: observations of a kind before its expert can change; persistence: such ones in a row for a change.
 
     Raises FpmError (`not_a_model`, `stacked`), OptionError for a value outside its range, and where the two do not
-    answer the same question: `composition`, `execution`, `verify_width`.
+    answer the same question: `composition`, `execution`, `verify_width`, `timing` (they learned from different clocks).
     """
     check_together(stable, challenger)
     for name, value, holds, words in (
@@ -87,6 +88,7 @@ def chosen(
         np.asarray(margin, np.float64),
         np.asarray(warmup, np.int64),
         np.asarray(persistence, np.int64),
+        joined_timing(*(getattr(expert, "timing", UNSPECIFIED) for expert in (stable, challenger))),
     )
     return model if observations is None else model.update(observations)
 
@@ -108,7 +110,7 @@ def check_together(stable: Any, challenger: Any) -> None:
             raise OptionError(f"{what}\nhint: build both over the same kind of passes", code=code)
 
 
-@pytree()
+@pytree("timing")
 class Chosen:
     """Two models, which it changes only where they learn, and who of them answers each of `KINDS`.
 
@@ -117,6 +119,7 @@ class Chosen:
     streak: int64 [kinds], how many of the last ones the challenger won in a row.
     active: int8 [kinds], 0 where the stable expert answers, 1 where the other one does.
     alpha, margin: float64 []; warmup, persistence: int64 [].
+    timing: the clock of what was observed, "unspecified" as long as nothing named one.
     """
 
     stable: Any
@@ -129,6 +132,7 @@ class Chosen:
     margin: Array
     warmup: Array
     persistence: Array
+    timing: str = UNSPECIFIED
 
     composition = "whole_forward"
 
@@ -174,23 +178,24 @@ class Chosen:
         """The model after these observations, in their order; this one stays as it is.  All of them or, on error, none.
 
         An expert that learns is asked and taught one observation at a time, as a score is of what was not yet seen;
-        one that does not is asked once for all of them.  Idle iterations, and wall times that are no number above
-        zero, neither score nor teach.
+        one that does not is asked once for all of them.  Idle iterations, and wall times that no pass can have
+        taken, neither score nor teach.
 
-        Raises MetricsError `payload` for what is no observations, FpmError (`stacked`, `traced`), and what the experts
-        raise when they learn.
+        Raises MetricsError `payload` for what is no observations, OptionError `timing` for those of another clock,
+        FpmError (`stacked`, `traced`), and what the experts raise when they learn.
         """
         check_one_model(self, "update")
         check_observations(observations, self)
+        timing = joined_timing(self.timing, observations.timing)
         whole: Observations = jax.tree.map(np.asarray, observations)
         kind = np.asarray(iteration_features(np, askable(np, whole.work)[0]).kind)
         wall_ms = whole.wall_ms.astype(np.float64)
-        kept = np.flatnonzero((kind >= 0) & np.isfinite(wall_ms) & (wall_ms > 0))
+        kept = np.flatnonzero((kind >= 0) & is_duration(wall_ms))
         learned, predicted = zip(*(predict(expert, whole, kept) for expert in self.experts), strict=True)
         with np.errstate(all="ignore"):
             errors = np.abs(np.stack(predicted) - wall_ms[kept]) / wall_ms[kept]
         scored = np.isfinite(errors).all(0)
-        after = replace(self, stable=learned[STABLE], challenger=learned[CHALLENGER])
+        after = replace(self, stable=learned[STABLE], challenger=learned[CHALLENGER], timing=timing)
         return after._score(kind[kept][scored], errors[:, scored])
 
     def _score(self, kind: np.ndarray, errors: np.ndarray) -> Chosen:
@@ -282,7 +287,10 @@ class Chosen:
         return code, f"{who}; {why}"
 
     def __repr__(self) -> str:
-        return f"Chosen({self.stable!r}, {self.challenger!r})"
+        shown = f"Chosen({', '.join(type(expert).__name__ for expert in self.experts)}"
+        if is_stacked(self):
+            return f"{shown}, {np.size(self.warmup)} models)"
+        return f"{shown})" if is_traced(self) else f"{shown}, {int(np.sum(self.count))} scored)"
 
 
 def predict(expert: Any, observations: Observations, kept: np.ndarray) -> tuple[Any, np.ndarray]:

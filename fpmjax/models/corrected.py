@@ -23,12 +23,13 @@ from fpmjax._jax import pytree, require_x64, x64
 from fpmjax.answer import Correction, Estimate
 from fpmjax.errors import FpmError, OptionError
 from fpmjax.estimate import estimate
-from fpmjax.guard import check_one_model, check_work, is_model
+from fpmjax.guard import check_one_model, check_work, is_model, is_stacked, is_traced
 from fpmjax.iteration import OK
 from fpmjax.metrics import show
-from fpmjax.models.intake import check_observations
+from fpmjax.models.intake import check_observations, is_duration, joined_timing
 from fpmjax.observe.observations import Observations
 from fpmjax.observe.ratios import KINDS, NO_CELLS, NONE, Boxes, Fixed, Local, boxes_for, place
+from fpmjax.observe.record import UNSPECIFIED
 from fpmjax.observe.retain import CELL_LIMIT, repeat
 from fpmjax.speculative import for_draft
 from fpmjax.status import Status
@@ -63,10 +64,16 @@ def corrected(
         "dynamic_local": a grid that grows with what is seen, its medians shrunk toward the median of the newest
         ratios, which holds everywhere else.
         "hybrid": fixed inside the box, dynamic_local outside.
+        A draft length d looks up the factor of the pass that it makes, whose batch is d + 1 times as large: size the
+        box of "fixed" for that, or its factor is 1.
     bins: cells of a grid per axis; prefill has one axis with their product.
     max_observations: rows that a store keeps.
     factor_bounds: observed over native is clipped to them before it is stored; None: unbounded on that side.
     enabled: False stores nothing, and every factor is 1.
+
+    The correction remembers the clock of its observations, beginning with the one that the model was fitted to, and
+    takes no other.  A table does not say which clock it was measured with, but for what its measurement policy
+    implies: whether the two measure the same is for the caller to know, and the factors hold their quotient.
 
     Raises OptionError (code: the option) for a value outside its range, FpmError (`not_a_model`, `stacked`) for what
     is no single model.
@@ -96,12 +103,13 @@ def corrected(
         np.asarray((low or 0.0, math.inf if high is None else high), np.float64),
         np.asarray(min_observations, np.int64),
         boxes_for(plane, max_observations),
+        getattr(model, "timing", UNSPECIFIED),
     )
     empty = empty._tabulated()
     return empty if observations is None else empty.update(observations)
 
 
-@pytree("room")
+@pytree("room", "timing")
 class Corrected:
     """Model around another one, which it never changes.
 
@@ -110,6 +118,7 @@ class Corrected:
     bounds:           float64 [2], bounds of a ratio.
     min_observations: int64 [], rows before a store is heard.
     room:             cells that a store can occupy.
+    timing:           the clock of what was observed, "unspecified" as long as nothing named one.
     """
 
     model: Any
@@ -119,6 +128,7 @@ class Corrected:
     bounds: Array
     min_observations: Array
     room: int
+    timing: str = UNSPECIFIED
 
     def __call__(self, work: Work, *, evidence: bool = False) -> Estimate:
         """Pure: the native estimate, multiplied; `Estimate.correction` shows both."""
@@ -143,12 +153,15 @@ class Corrected:
         """The model after these observations, in their order; this one stays as it is.
 
         The native model is asked once for all of them.  Left out, and counted in `.report`: what it does not answer
-        with a time above zero (refused, not ready, not its role), and under "fixed" what lies outside the box.
+        with a time above zero (refused, not ready, not its role), wall times that no pass can have taken, and under
+        "fixed" what lies outside the box.
 
-        Raises MetricsError `payload` for what is no observations, FpmError (`stacked`, `traced`).
+        Raises MetricsError `payload` for what is no observations, OptionError `timing` for those of another clock,
+        FpmError (`stacked`, `traced`).
         """
         check_one_model(self, "update")
         check_observations(observations, self)
+        timing = joined_timing(self.timing, observations.timing)
         work, wall_ms = observations.work, np.asarray(observations.wall_ms, np.float64)
         native: Any = estimate(self.model, work, check=False)
         kind, *xy = place(np, jax.tree.map(np.asarray, work))
@@ -156,7 +169,7 @@ class Corrected:
         scaled = np.log1p(at)
         with np.errstate(all="ignore"):
             ratio = np.clip(wall_ms / native.latency_ms, *np.asarray(self.bounds))
-            usable = (wall_ms > 0) & np.isfinite(wall_ms) & (ratio > 0) & np.isfinite(ratio)
+            usable = is_duration(wall_ms) & (ratio > 0) & np.isfinite(ratio)
             answered = (native.status == OK) & (native.latency_ms > 0) & (kind != NONE) & usable
         fixed, local = jax.tree.map(np.asarray, (self.fixed, self.local))
         taken = np.zeros(len(wall_ms), bool)
@@ -169,7 +182,7 @@ class Corrected:
             if local is not None:
                 local = put(local, k, fill(local[k], scaled[mine], ratio[mine]))
                 taken |= mine
-        after = replace(self, fixed=fixed, local=local)
+        after = replace(self, fixed=fixed, local=local, timing=timing)
         after = after._tabulated() if taken.any() else after
         report = {
             "observations": len(wall_ms),
@@ -279,7 +292,10 @@ class Corrected:
         return self.model.malformed
 
     def __repr__(self) -> str:
-        return f"Corrected({type(self.model).__name__}, policy={self.policy!r}, {self.retained} retained)"
+        shown = f"Corrected({type(self.model).__name__}, policy={self.policy!r}"
+        if is_stacked(self):
+            return f"{shown}, {np.size(self.min_observations)} models)"
+        return f"{shown})" if is_traced(self) else f"{shown}, {self.retained} retained)"
 
 
 def put(stores: Any, k: int, store: Any) -> tuple[Any, ...]:

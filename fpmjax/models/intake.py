@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fpmjax.errors import MetricsError
+from fpmjax.errors import MetricsError, OptionError
 from fpmjax.guard import check_concrete, check_work
 from fpmjax.iteration import askable, shape_of
 from fpmjax.metrics import refuse
 from fpmjax.observe.features import KINDS, ROLES, breaks_role, iteration_features, lacks_lists, need_lists, project
-from fpmjax.observe.observations import Observations
+from fpmjax.observe.observations import MIXED, Observations
+from fpmjax.observe.record import CLOCK_SECONDS, UNSPECIFIED
 from fpmjax.work import COUNTS, Array
 
 PART = 1 << 16  # iterations whose features are made at once
@@ -63,6 +64,28 @@ def check_observations(observations: Any, model: Any = None) -> None:
         refuse("payload", f"wall_ms is {said} beside work of batch shape {shape}", hint)
 
 
+def joined_timing(timing: str, more: str) -> str:
+    """The clock of a model of this clock that learns from observations of another one; OptionError `timing`.
+
+    "unspecified" goes with every clock and takes its name.  "mixed" is somebody's explicit permission: it goes with
+    every clock too, and whatever has learned from it stays mixed.  Two named clocks do not go together.
+    """
+    clocks = {timing, more} - {UNSPECIFIED}
+    if len(clocks) > 1 and MIXED not in clocks:
+        raise OptionError(
+            f"the model has learned from times of the clock {timing!r}, but these are of {more!r}\n"
+            "hint: fit a model of each clock; where they are known to agree, give Observations of timing='mixed', as "
+            "Observations.concat(parts, mixed_timing=True) and read_trace(path, mixed_timing=True) make them",
+            code="timing",
+        )
+    return MIXED if len(clocks) > 1 else next(iter(clocks), UNSPECIFIED)
+
+
+def is_duration(wall_ms: Array) -> Array:
+    """bool [n]: whether a pass can have taken these milliseconds, float64 [n]; three years are a clock's reading."""
+    return (wall_ms > 0) & (wall_ms < CLOCK_SECONDS * 1000.0)
+
+
 @np.errstate(all="ignore")  # what overflows is no row
 def rows_of(
     observations: Observations,
@@ -94,7 +117,7 @@ def rows_of(
         z = np.fromiter(map(log1p, z.ravel().tolist()), np.float64, z.size).reshape(z.shape)
         y = np.asarray(part.wall_ms, np.float64)
         store = kinds[features.kind] + (0 if models is None else len(ROLES[role]) * models)
-        kept = busy & np.isfinite(x).all(-1) & np.isfinite(z).all(-1) & np.isfinite(y) & (y > 0)
+        kept = busy & np.isfinite(x).all(-1) & np.isfinite(z).all(-1) & is_duration(y)
         found.append(Rows(store, x, z, y).of(kept))
     return Rows(*(np.concatenate(column) for column in zip(*found, strict=True)))
 

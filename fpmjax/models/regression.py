@@ -13,9 +13,9 @@ import numpy as np
 from fpmjax._jax import pytree, require_x64, x64
 from fpmjax.answer import Estimate
 from fpmjax.errors import FpmError, OptionError
-from fpmjax.guard import check_concrete, check_one_model, check_work, is_model
+from fpmjax.guard import check_concrete, check_one_model, check_work, is_model, is_stacked, is_traced
 from fpmjax.iteration import IDLE, INVALID, OK, askable
-from fpmjax.models.intake import NO_LISTS, Rows, check_observations, rows_of, wrong_role
+from fpmjax.models.intake import NO_LISTS, Rows, check_observations, joined_timing, rows_of, wrong_role
 from fpmjax.models.learner import Learner, Rules, absorb, absorb_rows, absorb_stacked
 from fpmjax.models.settings import DEFAULT_AXES, ErrorThreshold, Knots, Settings
 from fpmjax.observe.features import (
@@ -28,6 +28,7 @@ from fpmjax.observe.features import (
     project,
 )
 from fpmjax.observe.observations import Observations
+from fpmjax.observe.record import UNSPECIFIED
 from fpmjax.status import Status
 from fpmjax.work import Array, Work
 
@@ -69,7 +70,9 @@ def regression(
     spline: knots on both default axes beside the linear fit, which answers outside the retained rows.
     The three weights scale the work of KV reads, of prefill pairs and of FFN tokens.
 
-    Observations are of ordinary decoding (one row per request); `None`, or none of a kind: that store is not ready.
+    Observations are of ordinary decoding (one row per request) and of one clock, which the model remembers; `None`, or
+    none of a kind: that store is not ready.  No answer is below 1e-6 ms, a floor that falling slopes (`non_negative`
+    False) can reach outside of what was observed; such an answer says only that the fit does not hold there.
     Raises OptionError (code: the option) and what `Regression.update` raises.
     """
     weights = (attention_kv_weight, prefill_attention_pair_weight, ffn_token_weight)
@@ -94,11 +97,12 @@ def regression(
     return model if observations is None else model.update(observations)
 
 
-@pytree("role", "feature_axes", "sampling_axes", "every")
+@pytree("role", "feature_axes", "sampling_axes", "every", "timing")
 class Regression:
     """Fitted stores, stacked on a leading axis in the order of `ROLES[role]`; call it with `Work`.
 
     weights: float64 [3]; every: whether the fit depends on more than the rows that are retained (lazy, spline).
+    timing:  the clock of what was observed, "unspecified" as long as no observations named one.
     """
 
     learners: Learner
@@ -108,6 +112,7 @@ class Regression:
     feature_axes: tuple[str, ...]
     sampling_axes: tuple[str, ...]
     every: bool
+    timing: str = UNSPECIFIED
 
     composition = "whole_forward"
     execution = "autoregressive"
@@ -185,6 +190,7 @@ class Regression:
         ms = xp.where(fine, xp.where(busy, ms, 0.0), np.nan)
         return Estimate(ms, xp.where(fine, status, refusal), xp.full(busy.shape, np.int32(-1)))
 
+    @np.errstate(all="ignore")
     def explain(self, reason: Status, work: Work) -> str:
         """Why one iteration (fields [r]) has no answer."""
         asked, _ = askable(np, work)
@@ -194,6 +200,11 @@ class Regression:
         have = f"{retained} of its kind, {kind}, are retained"
         if retained < least:
             return f"{reason.sentence}: {have}\nhint: it takes at least {least}, which differ in their work"
+        rows = store.grid.used
+        squares = np.square(store.x)[rows].sum(0), np.square(store.y)[rows].sum()
+        if not all(np.isfinite(total).all() for total in squares):
+            fix = "fit again without them, and with weights of work nearer to 1"
+            return f"{reason.sentence}: {have}, but some are too large to be fitted\nhint: {fix}"
         return f"{reason.sentence}: {have}, but latency rises with none of their features\nhint: observe varied work"
 
     def malformed(self, work: Work) -> tuple[str, str]:
@@ -208,18 +219,28 @@ class Regression:
     def update(self, observations: Observations) -> Regression:
         """The model after these observations, in order; this one stays as it is.  All of them or, on error, none.
 
+        Wall times that no pass can have taken (zero, not finite, three years) are left out.
+
         Raises MetricsError: `role` (work that a worker of this role does not do), `lists_needed` (a selected axis
-        needs request lists that an active rank does not carry), `payload` for what is no observations; FpmError
-        `stacked` (use `update_many`), `traced`.
+        needs request lists that an active rank does not carry), `payload` for what is no observations; OptionError
+        `timing` (another clock than so far, see `Observations.timing`); FpmError `stacked` (use `update_many`),
+        `traced`.
         """
         check_one_model(self, "update")
         check_observations(observations, self)
+        timing = joined_timing(self.timing, observations.timing)
         rows = rows_of(observations, self.role, self.feature_axes, self.sampling_axes, self.weights)
         learners = self.learners
         for i in np.unique(rows.store).tolist():
             learned = feed(self._store(i), self.rules, rows.of(rows.store == i), self.every)
             learners = jax.tree.map(lambda whole, part: put(whole, i, part), learners, learned)  # noqa: B023
-        return replace(self, learners=learners)
+        return replace(self, learners=learners, timing=timing)
+
+    def __repr__(self) -> str:
+        shown = f"Regression(role={self.role!r}, axes={'/'.join(self.feature_axes)}, timing={self.timing!r}"
+        if is_stacked(self):
+            return f"{shown}, {np.shape(self.weights)[0]} models)"
+        return f"{shown}{'' if is_traced(self) else f', {int(np.sum(self.learners.grid.used))} retained'})"
 
 
 def predict(xp: Any, store: Learner, x: Array) -> Array:
@@ -277,9 +298,10 @@ def pad(x: Array, size: int) -> Array:
 
 def positions(which: Any, n: int, count: int) -> Array:
     """int64 [n], each below `count`; OptionError `which`."""
+    check_concrete(which, "update_many", "update outside of jit; it compiles for itself")
     try:
         found = np.asarray(which)
-    except ValueError:  # a ragged list
+    except Exception:  # a ragged list, or whatever else an object raises that is no array
         found = np.empty(())
     whole = found.dtype.kind in "iu" or not n  # an empty list is of floats
     if found.shape == (n,) and whole and ((found >= 0) & (found < count)).all():
@@ -297,7 +319,8 @@ def stack(models: Iterable[M]) -> M:
     It answers under `vmap`: `jax.vmap(lambda model, work: model(work))(stack(models), work)` inside `fpmjax.x64()`;
     `jax.tree.map(lambda x: x[i], stack)` is the i-th one again.
 
-    Raises FpmError `not_a_model`, `stacked`, and OptionError `models` where there are none or they differ.
+    Raises FpmError `not_a_model`, `stacked`, `traced`, and OptionError `models` where there are none or they differ,
+    be it in the clock that they were fitted to.
     """
     models = list(models) if isinstance(models, Iterable) else [models]
     if not models:
@@ -307,6 +330,7 @@ def stack(models: Iterable[M]) -> M:
             what = f"models[{i}] is a {type(model).__name__}"
             raise FpmError(f"stack takes a list of models, but {what}\nhint: stack([model, ...])", code="not_a_model")
         check_one_model(model, "an entry of a stack")
+        check_concrete(model, "stack", "inside jit: jax.tree.map(lambda *x: jax.numpy.stack(x), *models)")
         if found := difference(model, models[0]):
             raise OptionError(
                 f"models[{i}] does not go on a stack with models[0]: {found}\n"
@@ -346,6 +370,7 @@ def update_many(models: Regression, observations: Observations, which: Any) -> R
             code="models",
         )
     check_observations(observations, models)
+    timing = joined_timing(models.timing, observations.timing)
     which = positions(which, len(observations), count := len(models.weights))
     rows = rows_of(observations, models.role, models.feature_axes, models.sampling_axes, models.weights, which)
     kinds = len(models.kinds)
@@ -368,4 +393,4 @@ def update_many(models: Regression, observations: Observations, which: Any) -> R
                 learned = exact
             flat = learned
     learners = jax.tree.map(lambda x: np.asarray(x).reshape(count, kinds, *x.shape[1:]), flat)
-    return replace(models, learners=learners)
+    return replace(models, learners=learners, timing=timing)
