@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -121,24 +121,16 @@ def reduced(models: Any, queries: Any, reduce: Any, out: Any, rule: Any, progres
 
 def watched(job: Job, start: int, progress: bool) -> Iterator[tuple[pa.RecordBatch, Tally]]:
     """The rows from `start` on, and their tallies; on a terminal with a line that tells how far they are."""
-    done = start
-    with showing(job, progress) as bar:
+    done = 0
+    with Progress("sweeping", job.rows - start, unit="queries") if progress else nullcontext() as bar:
         for piece in job.pieces(start):
             arrays = answers(job, piece)
             tally = Tally()
             tally.add(arrays[STATUS], piece.faults)
             yield job.layout.batch(piece.inputs, arrays, piece.model, piece.faults), tally
             done += len(piece)
-            bar(done)
-
-
-@contextmanager
-def showing(job: Job, progress: bool) -> Iterator[Any]:
-    if not progress:
-        yield lambda done: None
-        return
-    with Progress("sweeping", job.rows, unit="queries") as bar:
-        yield bar
+            if bar is not None:
+                bar(done)
 
 
 # Files
@@ -146,9 +138,7 @@ def showing(job: Job, progress: bool) -> Iterator[Any]:
 
 def to_files(job: Job, out: Any, *, progress: bool, overwrite: bool) -> Swept:
     path = path_of(out)
-    values = [f.name for f in job.layout.schema if pa.types.is_floating(f.type) and f.name != "scaling_factor"]
-    few = [f.name for f in job.layout.schema if f.name not in values and not pa.types.is_nested(f.type)]
-    settings = Settings(job.layout.schema, few)
+    settings = Settings(job.layout.schema, [f.name for f in job.layout.schema if holds_few_values(f)])
     if is_file(out, path):
         target: Any = FileOut(path, settings, overwrite=overwrite)
     else:
@@ -161,6 +151,11 @@ def to_files(job: Job, out: Any, *, progress: bool, overwrite: bool) -> Swept:
         raise
     done = target.done
     return Swept(path, done.rows, dict(done.statuses), done.faulty, tuple(done.faults))
+
+
+def holds_few_values(field: pa.Field) -> bool:
+    """Whether a dictionary pays: axes, words, flags and factors repeat, measured numbers do not."""
+    return field.name == "scaling_factor" or not (pa.types.is_floating(field.type) or pa.types.is_nested(field.type))
 
 
 def path_of(out: Any) -> Path:

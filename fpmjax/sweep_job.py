@@ -32,7 +32,7 @@ NOTE = b"fpmjax"  # key in the schema metadata
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """One sweep: who is asked what, and what its rows look like; `several`: rows say which model they are of."""
+    """One sweep: who is asked what, how, and what its rows look like; about: all of it as a document."""
 
     models: tuple[Any, ...]
     source: Source
@@ -64,8 +64,9 @@ def job_of(models: Any, queries: Any, columns: Any, chunk: Any, rule: Any, evide
     if chunk is not None and (type(chunk) is not int or chunk < 1):
         refuse("chunk", f"chunk is {chunk!r}", "give a number of rows, from 1")
     names, asked, several = named(models, queries)
+    nothing = Work.decode(0, 0)
     for model in asked:
-        check_arguments(model, Work.decode(0, 0), rule)
+        check_arguments(model, nothing, rule)
     if isinstance(queries, Grid):
         source: Source = GridQueries(queries if not several or queries.models else with_models(queries, asked))
     elif isinstance(queries, (str, os.PathLike, pa.Table)):
@@ -79,9 +80,7 @@ def job_of(models: Any, queries: Any, columns: Any, chunk: Any, rule: Any, evide
         for model in asked:
             require_eligible(model)
     elif rule is not None:
-        refuse(
-            "rule", "a rule scales speculative rounds, but no draft_length is there", "give draft_length, or no rule"
-        )
+        refuse("rule", "a rule scales speculative rounds, but no draft_length is there", "give draft_length too")
     found = {name for model in asked for name in given(model, source.drafted, evidence)}
     found = {name for name in found if name.partition("_")[0] not in {*PHASES} - {*source.phases}}
     layout = Layout(source.fields, found, names if several else None, faulty=source.faulty, chosen=columns)
