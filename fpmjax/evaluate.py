@@ -12,7 +12,7 @@ from fpmjax.estimate import estimate
 from fpmjax.iteration import askable
 from fpmjax.metrics import holds_masked, refuse, show
 from fpmjax.observe.features import KINDS, iteration_features
-from fpmjax.observe.observations import Observations
+from fpmjax.observe.observations import Observations, refuse_traced
 from fpmjax.status import Status
 from fpmjax.work import Array, Work
 
@@ -31,11 +31,12 @@ def evaluate(model: Any, observations: Observations, *, by: Any = "batch", block
         e-folds outside of what a learned model was fitted on (`SUPPORT`); a column of your own, [n] numbers or text,
         one entry per observation; or None for no groups.
     blocks: the observations, in their order, are also scored in so many blocks of equal length, which shows drift
-        that an average hides; 1 for none.
+        that an average hides; 1 for none.  More than there are observations would be empty, and are left out.
 
     Rows: `group` "all", then every group; and each of them in total (`block` null) and by block.  Columns:
     `by`, `group`, `block`, `first` and `last` (range of the block, last one excluded), `n` observations, of which
-    `scored`, `unready` (the model has not seen enough of this work) and `refused` (every other refusal);
+    `scored`, `unready` (the model has not seen enough of this work) and `refused` (every other refusal, and where no
+    time above zero was observed, as `Observations.of` would not keep);
     `coverage` = scored / n; and over the scored ones, with e = 100 (predicted - observed) / observed:
     `mape_pct` mean of |e|, `wape_pct` 100 sum |predicted - observed| / sum observed, `bias_pct` mean of e,
     `p50_ape_pct` and `p90_ape_pct` percentiles of |e| (linear interpolation), `worst_ape_pct` and `worst_row` the
@@ -54,12 +55,14 @@ def evaluate(model: Any, observations: Observations, *, by: Any = "batch", block
         refuse("payload", f"observations is a {type(observations).__name__}", "Observations.of, .read or read_trace")
     if type(blocks) is not int or blocks < 1:
         refuse("payload", f"blocks is {blocks!r}", "give a whole number from 1; 1 does not split")
+    refuse_traced(observations, by)
     n = len(observations)
+    blocks = min(blocks, max(n, BLOCKS))
     of_answers = isinstance(by, str) and by == "support"
     groups = None if of_answers else _groups(by, observations.work, n)  # its mistakes come before a long estimate
     answer = estimate(model, observations.work, check=False)
     name, code, labels = groups or (by, *_support_classes(answer, n))
-    observed = np.asarray(observations.wall_ms)
+    observed = np.asarray(observations.wall_ms, np.float64)
     edges = [n * i // blocks for i in range(blocks + 1)]
     spans = [(None, 0, n), *((i, edges[i], edges[i + 1]) for i in range(blocks if blocks > 1 else 0))]
     rows = []
@@ -81,7 +84,8 @@ _TYPES = {"by": "string", "group": "string"} | dict.fromkeys(
 def _statistics(rows: np.ndarray, answer: Any, observed: np.ndarray) -> dict[str, Any]:
     """Counts of these rows, and the errors of the scored ones."""
     predicted, status = np.asarray(answer.latency_ms), np.asarray(answer.status)
-    scored = rows[status[rows] == Status.OK]
+    sound = np.isfinite(observed[rows]) & (observed[rows] > 0)
+    scored = rows[(status[rows] == Status.OK) & sound]
     unready = int((status[rows] == Status.NOT_READY).sum())
     counts: dict[str, Any] = {"n": len(rows), "scored": len(scored), "unready": unready}
     counts |= {"refused": len(rows) - len(scored) - unready, "coverage": len(scored) / len(rows) if len(rows) else None}
