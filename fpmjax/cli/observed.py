@@ -143,6 +143,7 @@ def read_observations(args: argparse.Namespace) -> tuple[Observations, list[dict
             require_path(name, "traces, artifacts or columns, as the command's --help lists them")
     traces = [name for name in args.traces if not name.lower().endswith(COLUMNS)]
     tables = [found for name in args.traces if name not in traces for found in expanded(name)]
+    tables = list({os.path.realpath(name): name for name in tables}.values())  # each file once
     if not traces:
         for name in ("component", "group", "tolerance_ms", "skip_first", "strict"):
             if getattr(args, name):
