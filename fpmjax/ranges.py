@@ -30,7 +30,6 @@ COUNT, SOME = least(0), least(1)
 FINITE: Range = np.isfinite, "finite"
 POSITIVE: Range = (lambda x: (x > 0) & (x < np.inf)), "above zero"
 SHARE: Range = (lambda x: (x > 0) & (x <= 1)), "above 0, at most 1"
-NO_NAN: Range = (lambda x: ~np.isnan(x)), "no NaN"
 BOUND: Range = (lambda x: x >= 0), "at least 0"
 
 GRID: dict[str, Range] = {
@@ -38,8 +37,6 @@ GRID: dict[str, Range] = {
     "cell": COUNT,
     "crowd": COUNT,
     "order": COUNT,
-    "lo": NO_NAN,
-    "hi": NO_NAN,
     "bins": SOME,
     "capacity": SOME,
 }
@@ -68,8 +65,6 @@ RULES: dict[str, Range] = {
 }
 LOCAL: dict[str, Range] = {
     "z": FINITE,
-    "lo": NO_NAN,
-    "hi": NO_NAN,
     "ratio": POSITIVE,
     "recent": POSITIVE,
     "seen_at": least(-1),
@@ -133,8 +128,15 @@ def check_grid(grid: Grid, name: str) -> None:
     require(np.all(np.asarray(grid.cell) < cells_of(grid.bins)[..., None]), f"{name}cell is none of the grid")
     require(np.all(crowd <= crowd.shape[-1]), f"{name}crowd is more than there are slots")
     require(np.all(np.asarray(grid.order) < 2**32), f"{name}order is no age")
-    bounded = (np.asarray(grid.lo) <= np.asarray(grid.hi)).all(-1)
-    require(np.all(bounded | ~used.any(-1)), f"{name}lo is above hi")
+    check_bounds(grid.lo, grid.hi, used, name)
+
+
+def check_bounds(lo: Any, hi: Any, used: np.ndarray, name: str) -> None:
+    """Finite ones [..., axes], or those of no rows at all."""
+    lo, hi = np.asarray(lo), np.asarray(hi)
+    bounded = (np.isfinite(lo) & np.isfinite(hi) & (lo <= hi)).all(-1)
+    fresh = ((lo == np.inf) & (hi == -np.inf)).all(-1) & ~used.any(-1)
+    require(np.all(bounded | fresh), f"{name}lo and {name}hi are no bounds")
 
 
 def check_learners(learners: Any, rules: Any, weights: Any) -> None:
@@ -161,8 +163,7 @@ def check_corrections(model: Any) -> None:
         check_grid(store.grid, f"fixed[{k}].grid.")
         check_ranges(store, {"ratio": POSITIVE}, f"fixed[{k}].")
         check_room(model, store.grid.bins, store.ratio)
-        box = np.stack([store.grid.lo, store.grid.hi])
-        require(np.all(np.isfinite(box)) and np.all(box[0] == 0), f"fixed[{k}].grid is no box")
+        require(np.all(np.asarray(store.grid.lo) == 0), f"fixed[{k}].grid is no box")
     for k, store in enumerate(model.local or ()):
         name = f"local[{k}]."
         check_ranges(store, LOCAL, name)
@@ -173,8 +174,7 @@ def check_corrections(model: Any) -> None:
         require(np.all(np.asarray(store.seen_at) < seen[..., None]), f"{name}seen_at has not come yet")
         used = np.asarray(store.seen_at) >= 0
         require(np.all(used.sum(-1) <= budget), f"{name}seen_at counts more rows than may stay")
-        bounded = (np.asarray(store.lo) <= np.asarray(store.hi)).all(-1) & np.isfinite(store.hi).all(-1)
-        require(np.all(bounded | ~used.any(-1)), f"{name}lo is above hi")
+        check_bounds(store.lo, store.hi, used, name)
 
 
 def check_room(model: Any, bins: Any, ratio: Any) -> None:

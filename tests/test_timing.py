@@ -159,3 +159,32 @@ def test_why_there_is_no_answer_is_true():
     level = regression(Observations.of(work, [3.0] * 5), role="decode")
     for model, words in ((huge, "too large to be fitted"), (level, "rises with none")):
         assert not model.ready and words in refusal(estimate, model, work)[1]
+
+
+# What stands on the host says so
+
+
+def test_stacking_and_showing_while_traced():
+    ready = regression(seen(A), role="decode")
+    model = corrected(ready, policy="hybrid")
+    both = chosen(TABLE, ready)
+    shown: list[str] = []
+
+    def traced(*models: Any) -> Any:
+        assert refusal(stack, [models[0]] * 2)[0] == "traced"
+        shown.extend(map(repr, models))
+        return 0
+
+    jax.jit(traced)(ready, model, both)
+    assert shown[1] == "Corrected(Regression, policy='hybrid')" and shown[2] == "Chosen(Direct, Regression)"
+    assert repr(both) == "Chosen(Direct, Regression, 0 scored)"
+    assert repr(ready) == f"Regression(role='decode', axes=attention/moe, timing={A!r}, 20 retained)"
+    for each in (ready, model, both):
+        assert "\n" not in repr(each) and len(repr(each)) < 120 and "2 models" in repr(stack([each, each]))
+
+
+def test_positions_of_other_types_and_while_traced():
+    models, few = stack([COLD, COLD]), seen(A, n=2)
+    for which in (few, "ab", {}, object(), [[0], [0, 1]], None):
+        assert refusal(update_many, models, few, which, error=OptionError)[0] == "which"
+    assert jax.jit(lambda which: refusal(update_many, models, few, which)[0] == "traced" or 0)(np.array([0, 1]))

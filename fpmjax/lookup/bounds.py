@@ -66,7 +66,8 @@ def check_knots(knots: Knots, lo: np.ndarray, hi: np.ndarray) -> None:
     x, ms, at, head, _ = parts
     lo, hi = lo[lo >= 0], hi[lo >= 0]
     read = np.unique(np.concatenate([lo, hi]))
-    require("x", ((x[read + 1] > x[read]) | (x[read + 1] == 0)).all())  # 0: the knot behind the last integer
+    closing = (x[read] == U32_MAX) & (x[read + 1] == 0)  # read at its first knot only
+    require("x", ((x[read + 1] > x[read]) | closing).all())
     require("at", ((at[hi] > at[lo]) | (lo == hi)).all())
     require("checked", isinstance(knots.checked, bool))
     if not knots.checked:
