@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from fpmjax.answer import Resolution as Resolution
     from fpmjax.answer import SpeculativeEstimate as SpeculativeEstimate
     from fpmjax.answer import Support as Support
+    from fpmjax.compare import compare as compare
+    from fpmjax.compare import difference_summary as difference_summary
     from fpmjax.data import embedded_table as embedded_table
     from fpmjax.errors import CellNotFoundError as CellNotFoundError
     from fpmjax.errors import CoverageError as CoverageError
@@ -35,6 +37,12 @@ if TYPE_CHECKING:
     from fpmjax.estimate import estimate as estimate
     from fpmjax.evaluate import evaluate as evaluate
     from fpmjax.facade import ForwardPassPerfModel as ForwardPassPerfModel
+    from fpmjax.grid import Grid as Grid
+    from fpmjax.grid import grid as grid
+    from fpmjax.inverse import Ended as Ended
+    from fpmjax.inverse import Largest as Largest
+    from fpmjax.inverse import largest_batch as largest_batch
+    from fpmjax.inverse import largest_context as largest_context
     from fpmjax.models.anchors import Anchor as Anchor
     from fpmjax.models.anchors import recommend_anchors as recommend_anchors
     from fpmjax.models.chosen import Chosen as Chosen
@@ -59,11 +67,18 @@ if TYPE_CHECKING:
     from fpmjax.models.settings import Knots as Knots
     from fpmjax.observe.observations import Observations as Observations
     from fpmjax.observe.trace import read_trace as read_trace
+    from fpmjax.reduce import Reduce as Reduce
+    from fpmjax.reduce import summarise as summarise
     from fpmjax.rule import SpeculativeRule as SpeculativeRule
+    from fpmjax.sensitivity import Sensitivity as Sensitivity
+    from fpmjax.sensitivity import row_sensitivity as row_sensitivity
+    from fpmjax.sensitivity import sensitivity as sensitivity
     from fpmjax.speculative import speculative as speculative
     from fpmjax.status import Status as Status
     from fpmjax.store import load_model as load_model
     from fpmjax.store import save_model as save_model
+    from fpmjax.sweep import Swept as Swept
+    from fpmjax.sweep import sweep as sweep
     from fpmjax.tables.cell import Cell as Cell
     from fpmjax.tables.identity import Identity as Identity
     from fpmjax.tables.load import Cells as Cells
@@ -111,6 +126,21 @@ _HOME = {
     "RequestLists": "work",
     "estimate": "estimate",
     "evaluate": "evaluate",
+    "grid": "grid",
+    "Grid": "grid",
+    "sweep": "sweep",
+    "Swept": "sweep",
+    "Reduce": "reduce",
+    "summarise": "reduce",
+    "compare": "compare",
+    "difference_summary": "compare",
+    "largest_batch": "inverse",
+    "largest_context": "inverse",
+    "Largest": "inverse",
+    "Ended": "inverse",
+    "sensitivity": "sensitivity",
+    "row_sensitivity": "sensitivity",
+    "Sensitivity": "sensitivity",
     "speculative": "speculative",
     "SpeculativeRule": "rule",
     "x64": "_jax",

@@ -63,6 +63,6 @@ def test_both_setup_lines_are_one_line_and_are_what_ci_runs():
     assert len(lines) == 2
     demo, tests = lines
     assert demo.startswith("python3 -m venv ") and demo.endswith("fpmjax demo")
-    assert tests.startswith("python3 -m venv ") and tests.endswith("pytest")
+    assert tests.startswith("python3 -m venv ") and tests.endswith("pytest -n auto")
     ci = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
-    assert 'readme "pytest"' in ci and 'readme "fpmjax demo"' in ci
+    assert 'readme "pytest -n auto"' in ci and 'readme "fpmjax demo"' in ci
