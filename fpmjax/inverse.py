@@ -196,7 +196,7 @@ def largest(
         shapes = ", ".join(f"{name} {x.shape}" for name, x in arrays.items())
         bad("shape", f"shapes do not broadcast against each other: {shapes}", "add axes of length 1 where one is fixed")
     limit, value, *depth = (np.broadcast_to(x, shape).ravel() for x in arrays.values())
-    end = usual if table is None else U32_MAX
+    end = usual if table is None else 2 * U32_MAX  # no bound: nothing beyond 32 bits can be asked
     if most is not None:
         if np.ndim(most):
             bad("most", f"most is {show(most)}", "give one integer")

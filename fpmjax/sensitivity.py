@@ -176,7 +176,9 @@ def row_sensitivity(
         raise OptionError("a rule scales speculative rounds\nhint: give draft_length too", code="rule")
     shape = work.shape if depth is None else common_shape(work.shape, depth.shape)
     shape = shape or (1,)
-    weight = np.broadcast_to(as_weights(weights, shape), shape)
+    weight = as_weights(weights, shape)
+    if weight.ndim:  # one weight for all stays a scalar, which costs no input
+        weight = np.broadcast_to(weight, shape)
     if depth is not None and depth.ndim:
         depth = np.broadcast_to(depth, shape)
     ranks = 1 << (work.ranks - 1).bit_length()
@@ -188,7 +190,7 @@ def row_sensitivity(
         for where, size in blocks_of(math.prod(shape), max(1, BLOCK // ranks)):
             part = jax.tree.map(lambda x: rows(x, where, size, len(shape)), arrays)  # noqa: B023
             part = (pad_ranks(part[0], ranks), *part[1:])
-            found = jax.tree.map(np.asarray, pull(on_device, *part, rule))
+            found = jax.tree.map(np.asarray, pull(on_device, *part, np.int64(where.stop - where.start), rule))
             total = found if total is None else jax.tree.map(np.add, total, found)
     pulls, sum_weight = total if total is not None else ((), 0.0)
     if not sum_weight > 0:
@@ -202,8 +204,12 @@ def row_sensitivity(
 
 
 @partial(jax.jit, static_argnames="rule")
-def pull(model: Direct, work: Work, depth: Any, weight: Array, rule: SpeculativeRule | None) -> Any:
-    """(d (weighted sum of ms) / d (ms of every knot) of decode and prefill, sum of the weights that are answered)."""
+def pull(model: Direct, work: Work, depth: Any, weight: Array, count: Array, rule: SpeculativeRule | None) -> Any:
+    """(d (weighted sum of ms) / d (ms of every knot) of decode and prefill, sum of the weights that are answered).
+
+    count: int64 [], queries that are there; the others fill the block.
+    """
+    weight = jnp.where(jnp.arange(work.shape[0]) < count, weight, 0.0)
 
     def ask(model: Direct, work: Work) -> Any:
         return model(work) if depth is None else speculative(model, work, depth, rule)

@@ -176,6 +176,14 @@ def test_what_ends_the_stretch_is_told_apart():
     assert (found.throughout, Ended(int(found.ended))) == (8, Ended.TABLE_END)
 
 
+def test_a_table_may_reach_to_the_end_of_32_bits():
+    rows = decode_rows({1: [(0, 1.0), (U32_MAX, 2.0)], 2: [(2**31, 1.0), (U32_MAX, 2.0)]})
+    found = largest_context(direct(cell_of(rows)), limit_ms=[1.5, 9.0], decode_requests=[[1], [2]])
+    assert found.throughout.tolist() == [[U32_MAX // 2, U32_MAX], [3 * 2**29 - 1, U32_MAX // 2]]
+    assert found.ended.tolist() == [[Ended.LIMIT, Ended.TABLE_END]] * 2
+    assert found.first.tolist() == [[0, 0], [2**30, 2**30]]
+
+
 def test_the_two_answers_differ_where_the_surface_is_not_monotone():
     rows = decode_rows({b: [(0, ms), (1000, ms)] for b, ms in ((1, 1.0), (2, 9.0), (4, 2.0), (8, 3.0))})
     found = largest_batch(direct(cell_of(rows)), limit_ms=3.0, kv_total=10)

@@ -88,7 +88,7 @@ def search(
     def segment(x: Array) -> tuple[Array, Array, Array]:
         """(knot, other knot, last x that they answer) from x on."""
         batch, kv = line.at(x)
-        known = batch.astype(np.int32)
+        known = jnp.minimum(batch, np.uint32(table.row.shape[-1] - 1)).astype(np.int32)  # closed questions lie beyond
         cell = locate(table.kv, kv)
         at = take(table.row, known) + cell
         last = take(table.kv.last, jnp.where(up, cell, jnp.maximum(cell - 1, 0))).astype(np.float64)
