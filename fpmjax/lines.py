@@ -156,9 +156,9 @@ def answer_cells(copies: Sequence[Any], lines: Lines, values: dict[str, Any], ru
         ask = partial(
             fold_cells,
             copies[device],
-            columns={name: fill(x[line], width) for name, x in lines.columns.items()},
+            columns={name: fill(x[line], width)[None] for name, x in lines.columns.items()},
             stretch={name: x[:, first : first + width] for name, x in stretch.items()},
-            left=fill(left.astype(np.int32), width),
+            left=fill(left.astype(np.int32), width)[None],
             length=length,
             plain=plain,
             published=is_published(rule),
@@ -218,7 +218,8 @@ def asked_values(axes: Axes, rule: SpeculativeRule) -> dict[str, np.ndarray]:
     values = {name: x.astype(np.uint32) for name, x in axes.values.items() if name != MODEL}
     for name, requests in ((PER_REQUEST, DECODE), ("tokens_per_request", "prefill_requests")):
         if name in values and int(values[name].max()) * int(values[requests].max()) > U32_MAX:
-            values[name] = values[name].astype(np.int64)  # their product is to be seen above 32 bits, and refused
+            for x in (name, requests):  # their product is to be seen above 32 bits, and refused
+                values[x] = values[x].astype(np.int64)
     if DRAFT in values:
         values[FACTOR] = rule.factor(axes.values[DRAFT])
     return values
@@ -245,10 +246,10 @@ def fold_cells(
 ) -> Any:
     """Cells [length, lines] of a grid.
 
-    columns: values [lines] of the axes across the lines; stretch: those [length, lines] of the one along them.
-    left: int32 [lines], how many cells are real on each line.
+    columns: values [1, lines] of the axes across the lines; stretch: those [length, lines] of the one along them.
+    left: int32 [1, lines], how many cells are real on each line.
     """
-    shape = (length, *left.shape)
+    shape = (length, left.shape[1])
     ms = (answer_plainly if plain else answer)(model, columns | stretch, shape, published).reshape(shape)
     real = lax.broadcasted_iota(jnp.int32, ms.shape, 0) < left
     return leave(jnp.where(real, ms, jnp.nan), 0, state, limit, bins)
@@ -309,6 +310,7 @@ def leave(ms: Any, axis: int, state: Any, limit: Any, bins: Any) -> Any:
         return state.at[at.reshape(-1).astype(jnp.int32)].add(1, mode="drop")
     n = ms.shape[axis]
     lanes = min(LANES[axis], n // STEPS)
+    one, other = jnp.int32(ANSWERED + 1), jnp.int32(ANSWERED)
 
     def step(i: Any, left: Any) -> Any:
         x = lax.dynamic_slice_in_dim(ms, i * lanes, lanes, axis)
@@ -319,7 +321,7 @@ def leave(ms: Any, axis: int, state: Any, limit: Any, bins: Any) -> Any:
             jnp.where(lower, i.astype(jnp.int32), at),
             jnp.where(x > high, x, high),
             total + jnp.where(found, x, 0.0),
-            counts + jnp.where(found, ANSWERED + (x <= limit), 0).astype(jnp.int32),
+            counts + jnp.where(found, jnp.where(x <= limit, one, other), jnp.int32(0)),
         )
 
     none, zero = (jnp.zeros_like(lax.slice_in_dim(ms, 0, lanes, axis=axis), t) for t in (ms.dtype, jnp.int32))

@@ -17,7 +17,7 @@ from fpmjax._jax import pytree
 from fpmjax.answer import Array
 from fpmjax.lookup.axis import locate, take
 from fpmjax.lookup.decode import DecodeTable
-from fpmjax.lookup.kernel import cross, read_curve
+from fpmjax.lookup.kernel import cross, divisor, read_curve
 
 MULTIPLE = 8  # classes are padded to it
 
@@ -66,11 +66,11 @@ def read_classes(table: DecodeTable, offset: Array, kv: Array, count: Array) -> 
     lo, hi = take(table.lo, cell), take(table.hi, cell)
     found = lo >= 0
     p, p_hi = jnp.where(found, lo, 0), jnp.where(found, hi, 0)
-    q = jnp.broadcast_to(kv, p.shape)
+    q = jnp.broadcast_to(kv[None], p.shape)
     (u, _), (v, _) = read_curve(knots, p, q), read_curve(knots, p_hi, q)
     at = take(knots.at, p)
-    gap = jnp.maximum(take(knots.at, p_hi) - at, jnp.uint32(1)).astype(u.dtype)
-    found = found & (jnp.arange(kv.shape[0]) < count)
+    gap = divisor(knots, jnp.maximum(take(knots.at, p_hi) - at, jnp.uint32(1)).astype(u.dtype), u)
+    found = found & (jnp.arange(kv.shape[0], dtype=jnp.int32) < count)[None]
     return ClassRows(jnp.where(found, u, jnp.nan), v - u, at.astype(u.dtype), gap, p != p_hi, knots.checked)
 
 
