@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_tables import cell_of, decode_rows, queries_near, surface, tables, work_of
 
-import fpmjax.sensitivity as module
 from fpmjax import CoverageError, FpmError, MetricsError, SpeculationError, Work, direct, estimate, x64
 from fpmjax.errors import OptionError
 from fpmjax.rule import PUBLISHED
@@ -167,7 +166,7 @@ def test_row_sensitivity_is_the_evidence_summed_by_row(rows, seed):
 
 
 def test_shares_of_a_mean_add_up_and_do_not_depend_on_how_the_queries_come(embedded_cell, monkeypatch):
-    monkeypatch.setattr(module, "BLOCK", 64)
+    monkeypatch.setitem(row_sensitivity.__globals__, "BLOCK", 64)
     model = direct(embedded_cell)
     rng = np.random.default_rng(3)
     batch, kv = rng.integers(1, 65, 200), rng.integers(64, 32_000, 200)
