@@ -175,7 +175,8 @@ def read_whole(copies: Sequence[Any], lines: Lines, values: dict[str, Any]) -> I
     batch = columns[DECODE].astype(np.int64) * width
     order = np.argsort(batch, kind="stable")
     batch = np.minimum(batch[order], U32_MAX).astype(np.uint32)
-    kept, base, factor = (None if x is None else x[order] for x in (lines.kept, lines.base, columns.get(FACTOR)))
+    kept, base = lines.kept[order], lines.base[order]
+    factor = columns[FACTOR][order] if FACTOR in columns else None
     of = classes(batch)
     for turn, first in enumerate(range(0, len(kv), KV)):
         device, cells = turn % len(copies), min(KV, len(kv) - first)
@@ -215,7 +216,7 @@ def reads_lines(model: Any, axes: Axes) -> bool:
 
 def asked_values(axes: Axes, rule: SpeculativeRule) -> dict[str, np.ndarray]:
     """The values of every axis as the device reads them, and with draft lengths their factor."""
-    values = {name: x.astype(np.uint32) for name, x in axes.values.items() if name != MODEL}
+    values: dict[str, Any] = {name: x.astype(np.uint32) for name, x in axes.values.items() if name != MODEL}
     for name, requests in ((PER_REQUEST, DECODE), ("tokens_per_request", "prefill_requests")):
         if name in values and int(values[name].max()) * int(values[requests].max()) > U32_MAX:
             for x in (name, requests):  # their product is to be seen above 32 bits, and refused

@@ -59,7 +59,7 @@ class Reduce:
             if not is_number(self.limit_ms) or self.limit_ms < 0:
                 bad("limit_ms", f"limit_ms is {show(self.limit_ms)}", "give milliseconds, such as limit_ms=50")
             object.__setattr__(self, "limit_ms", float(self.limit_ms))
-        quantiles = (self.quantiles,) if isinstance(self.quantiles, numbers.Real) else self.quantiles
+        quantiles: Any = (self.quantiles,) if isinstance(self.quantiles, numbers.Real) else self.quantiles
         if not isinstance(quantiles, (list, tuple, np.ndarray)) or not all(
             is_number(q) and 0 <= q <= 1 for q in quantiles
         ):

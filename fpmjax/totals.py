@@ -94,7 +94,7 @@ class Histogram:
         """float64 [kept]: the middle of the bin of rank ceil(q * answered), not outside of minimum and maximum."""
         totals = self.totals
         bins = totals.kept * self.width
-        count = sum(np.asarray(x)[:bins] for x in self.state).reshape(totals.kept, self.width)
+        count = np.sum([np.asarray(x)[:bins] for x in self.state], 0).reshape(totals.kept, self.width)
         rank = np.maximum(np.ceil(q * totals.answered), 1)
         found = (count.cumsum(1) >= rank[:, None]).argmax(1) + self.base
         middle = ((found << SHIFT) + (1 << (SHIFT - 1))).view(np.float64)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from decimal import Decimal
+from typing import Any
 
 import numpy as np
 import pytest
@@ -146,7 +148,7 @@ def test_the_first_of_equal_minima_wins():
 
 def test_a_rule_scales_and_is_told(embedded_cell):
     made = grid(decode_requests=[1, 8], decode_kv=[4096, 8192], draft_length=[1, 2])
-    rule = fpmjax.SpeculativeRule("0.5", "0.75")
+    rule = fpmjax.SpeculativeRule(Decimal("0.5"), Decimal("0.75"))
     model, reduce = direct(embedded_cell), Reduce()
     table = summarise(model, made, reduce=reduce, rule=rule, progress=False)
     assert_summary(table, [model], made, reduce, rule)
@@ -225,7 +227,7 @@ def test_neither_on_the_number_of_devices():
 
 def test_a_thousand_sizes_compile_four_functions():
     model = direct(cell_of(surface([1, 2, 4, 8, 16, 32], [64, 2**16])))
-    compiled = (lines.fold_cells, lines.fold_rows, find_rows)
+    compiled: Any = (lines.fold_cells, lines.fold_rows, find_rows)
     before = sum(f._cache_size() for f in compiled)
     rng = np.random.default_rng(0)
     for requests, kv in zip(rng.integers(1, 40, 60), rng.integers(1, 3000, 60), strict=True):
@@ -268,7 +270,8 @@ def test_a_reduction_that_makes_no_sense_is_refused(options, code):
 
 
 def test_one_name_or_number_stands_for_a_list():
-    assert Reduce(keep="decode_kv", quantiles=0.5) == Reduce(keep=["decode_kv"], quantiles=(0.5,))
+    one: Any = 0.5
+    assert Reduce(keep="decode_kv", quantiles=one) == Reduce(keep=["decode_kv"], quantiles=(0.5,))
 
 
 TOY = toy([0])
@@ -296,12 +299,13 @@ def test_what_cannot_be_summarised_is_refused_by_name(models, axes, options, cod
 
 def test_speculation_is_checked_before_anything_runs(embedded_cell):
     made = grid(**DECODE, draft_length=2)
+    wrong: Any = 3
     with pytest.raises(SpeculationError, match="verify_width"):
         summarise(direct(embedded_cell, verify_width=2), made)
     with pytest.raises(SpeculationError, match="draft_length"):
         summarise(TOY, grid(**DECODE), rule=fpmjax.SpeculativeRule())
     with pytest.raises(FpmError):
-        summarise(TOY, made, rule=3)
+        summarise(TOY, made, rule=wrong)
 
 
 def test_too_many_histograms_are_refused_with_what_would_fit(monkeypatch):
@@ -309,5 +313,5 @@ def test_too_many_histograms_are_refused_with_what_would_fit(monkeypatch):
 
     monkeypatch.setattr(totals, "LARGEST_HISTOGRAM", 64)
     with pytest.raises(OptionError, match="keep fewer axes") as error:
-        summarise(TOY, grid(decode_requests=range(1, 99)), reduce=Reduce(quantiles=0.5), progress=False)
+        summarise(TOY, grid(decode_requests=range(1, 99)), reduce=Reduce(quantiles=[0.5]), progress=False)
     assert error.value.code == "quantiles"
