@@ -51,7 +51,7 @@ def grid(**axes: Any) -> Grid:
     values = {name: np.arange(len(models or ())) if name == MODEL else as_axis(name, x) for name, x in axes.items()}
     if not values.keys() & {DECODE, PREFILL}:
         bad(DECODE, "a grid needs decode_requests or prefill_requests", "grid(decode_requests=[1, 8], decode_kv=8192)")
-    for name in values.keys() - {MODEL}:
+    for name in (name for name in values if name != MODEL):
         needs, others = AXES[name]
         if needs and needs not in values:
             bad(name, f"{name} needs {needs} beside it", f"add {needs}=1, or as many as are meant")

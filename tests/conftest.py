@@ -14,8 +14,8 @@ from fpmjax.data import embedded_table
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
-# The same examples on every machine, few enough for five minutes on two cores; a slow machine is no failure.
-settings.register_profile("fpmjax", deadline=None, derandomize=True, print_blob=True, max_examples=30)
+# The same examples on every machine, few enough for some minutes on two cores; a slow machine is no failure.
+settings.register_profile("fpmjax", deadline=None, derandomize=True, print_blob=True, max_examples=15)
 settings.load_profile("fpmjax")
 
 

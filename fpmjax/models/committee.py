@@ -31,6 +31,7 @@ VARIED: dict[str, dict[tuple[str, ...], int]] = {
     "contains_locally_mixed": {("decode_kv",): 4, ("prefill_tokens", "prefill_kv"): 3},
     "cross_rank_aggregated": {("decode_kv",): 4, ("prefill_tokens", "prefill_kv"): 3},
 }
+DISBELIEF, MOST_DISBELIEVED = 0.3, 0.2  # log residual of a row that is not believed, and their largest share
 NOISE_FLOOR = 0.02  # log error of which the interval is never surer, in units of its quantile
 
 
@@ -162,8 +163,9 @@ def fit_stores(parts: Sequence[Rows], families: tuple[str, ...], seed: Sequence[
 
 
 class Prepared(NamedTuple):
-    """Thinned rows with their weights, priors and first guesses."""
+    """Thinned rows (`kept`, their positions) with their weights, priors and first guesses."""
 
+    kept: np.ndarray
     first: np.ndarray
     prior: np.ndarray
     sizes: Sizes
@@ -190,7 +192,7 @@ def prepare(rows: Rows, families: tuple[str, ...], draw: np.random.Generator) ->
     first = first_guesses(draw, prior)
     weights, fold = member_weights(draw, weight)
     sizes = Sizes(*(x[kept] for x in rows.sizes))
-    return Prepared(first, prior, sizes, rows.at[kept], np.log(wall), weight, weights, fold)
+    return Prepared(kept, first, prior, sizes, rows.at[kept], np.log(wall), weight, weights, fold)
 
 
 def finish(rows: Rows, found: Prepared, theta: np.ndarray, fitted: np.ndarray, level: float) -> Store:
@@ -207,16 +209,29 @@ def finish(rows: Rows, found: Prepared, theta: np.ndarray, fitted: np.ndarray, l
         guess = other[held] + fading(np, far) * surface(np, z[held])
         error[held] = np.abs(guess - found.log_y[held])
     quantile = conformal(error / np.hypot(NOISE_FLOOR, spread), found.weight, level)
+    seen = believable(rows, found, answer)
     return Store(
         theta[:, :MEMBERS],
         refinement,
-        box_of(rows.at),
-        np.array(rows.sizes.decode.max()),
+        box_of(rows.at[seen]),
+        np.array(rows.sizes.decode[seen].max()),
         np.array(quantile),
         np.array(len(error), np.int64),
         np.array(len(rows.wall_ms), np.int64),
         np.array(bool(np.isfinite(theta).all() and np.isfinite(answer).all())),
     )
+
+
+def believable(rows: Rows, found: Prepared, answer: np.ndarray) -> np.ndarray:
+    """bool [n]: rows that count as observed: all but those the fit disbelieves, as long as these are few.
+
+    A cold start is no evidence of how long such work takes, so it must not stretch the training box.
+    """
+    far = np.abs(found.log_y - answer) > DISBELIEF
+    seen = np.ones(len(rows.wall_ms), bool)
+    if far.mean() <= MOST_DISBELIEVED:
+        seen[found.kept[far]] = False
+    return seen
 
 
 def conformal(score: np.ndarray, weight: np.ndarray, level: float) -> float:

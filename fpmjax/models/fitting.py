@@ -21,6 +21,7 @@ SCALE, LINEAR_SCALE, FREEDOM = 0.03, 0.2, 4.0  # Student-t noise on log latency;
 JITTER = 0.5  # spread of the first guesses, in widths of the prior
 MOST_ROWS = 2048  # rows of one fit; more are thinned out where they crowd
 LEAST_ROWS = 64  # smallest padded size
+TOGETHER = 4  # deployments that step together; more of them leave the cache
 CROWD = 0.05  # side of the cells in which rows crowd, in e-folds
 
 
@@ -65,8 +66,11 @@ def fit(
         which = [i for i, f in enumerate(linear) if f == form]
         each = jax.vmap(partial(member, form), in_axes=(0, None, None, None, 0))  # members
         each = jax.vmap(each, in_axes=(0, 0, None, None, None))  # families
-        each = jax.vmap(each)  # deployments
-        found = each(first[:, np.array(which)], prior[:, np.array(which)], sizes, log_y, weights)
+        rows = first[:, np.array(which)], prior[:, np.array(which)], sizes, log_y, weights
+        if len(log_y) <= TOGETHER:  # deployments
+            found = jax.vmap(each)(*rows)
+        else:
+            found = jax.lax.map(lambda x: each(*x), rows, batch_size=TOGETHER)  # noqa: B023
         out |= {i: tuple(x[:, j] for x in found) for j, i in enumerate(which)}
     theta, fitted = zip(*(out[i] for i in range(len(linear))), strict=True)
     return jnp.stack(theta, 1), jnp.stack(fitted, 1)
