@@ -108,4 +108,4 @@ def rows() -> tuple[list[Case], str]:
 
 
 if __name__ == "__main__":
-    main({"largest": largest, "rows": rows})
+    main({"largest": largest, "rows": rows}, mark="<!-- inverse -->")

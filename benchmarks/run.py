@@ -1,6 +1,6 @@
 """Every benchmark and study, one after another, into the page that tells them.
 
-    python benchmarks/run.py [--rounds N] [--into FILE] [lookup | learning | forest | accuracy] ...
+    python benchmarks/run.py [--rounds N] [--into FILE] [lookup | grids | inverse | files | learning | forest | accuracy] ...
 
 Each is a process of its own, so none runs on what another has compiled.  What is done stands in the page at once; a
 failure leaves the section as it was, the others still run, and the exit code is 1.  Needs the `bench` extra, and a
@@ -17,7 +17,14 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 # Command -> the marks of its sections in the page; only ratios of speed are made in rounds.
-TIMED = {"lookup": ("results",), "files": ("files",), "learning": ("learning",), "forest": ("forest",)}
+TIMED = {
+    "lookup": ("results",),
+    "grids": ("grids",),
+    "inverse": ("inverse",),
+    "files": ("files",),
+    "learning": ("learning",),
+    "forest": ("forest",),
+}
 STUDIES = {"accuracy": ("lattice", "live", "drain")}
 ALL = TIMED | STUDIES
 
