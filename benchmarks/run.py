@@ -1,6 +1,6 @@
 """Every benchmark and study, one after another, into the page that tells them.
 
-    python benchmarks/run.py [--rounds N] [--into FILE] [lookup | grids | inverse | files | learning | forest | accuracy] ...
+    python benchmarks/run.py [--rounds N] [--into FILE] [NAME ...]    (names: the keys of `ALL`)
 
 Each is a process of its own, so none runs on what another has compiled.  What is done stands in the page at once; a
 failure leaves the section as it was, the others still run, and the exit code is 1.  Needs the `bench` extra, and a
