@@ -10,6 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fpmjax.errors import OptionError
+from fpmjax.guard import is_model
+from fpmjax.metrics import show
 from fpmjax.result_columns import FAULT, STATUS, as_numpy
 from fpmjax.rule import SpeculativeRule
 from fpmjax.sweep import sweep
@@ -37,6 +39,10 @@ def compare(
 
     Raises what `sweep` raises; OptionError (`columns`) where the inputs have columns of these names.
     """
+    for letter, model in (("a", a), ("b", b)):
+        if not is_model(model):
+            what = f"{letter} is {show(model)}, but one model is compared with one other"
+            raise OptionError(f"{what}\nhint: compare(model, other, queries); sweep asks many", code="models")
     found = [sweep(model, queries, rule=rule, chunk=chunk, progress=progress) for model in (a, b)]
     notes = [json.loads((table.schema.metadata or {})[NOTE]) for table in found]
     outputs = {*notes[0]["outputs"], *notes[1]["outputs"]}

@@ -45,9 +45,7 @@ def grid(**axes: Any) -> Grid:
     Raises OptionError (code: the axis) for an unknown axis, one without values, values that are no integers of
     0 .. 2**32 - 1, axes that contradict each other or lack the one they belong to, and more than 2**53 cells.
     """
-    models = axes.get(MODEL)
-    if models is not None:
-        models = as_models(models)
+    models = as_models(axes[MODEL]) if MODEL in axes else None
     values = {name: np.arange(len(models or ())) if name == MODEL else as_axis(name, x) for name, x in axes.items()}
     if not values.keys() & {DECODE, PREFILL}:
         bad(DECODE, "a grid needs decode_requests or prefill_requests", "grid(decode_requests=[1, 8], decode_kv=8192)")

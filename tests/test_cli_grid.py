@@ -55,6 +55,24 @@ def test_axes_come_from_a_document(fpm, tmp_path, expected, suffix):
     assert rows_of(fpm("sweep", *TP1, "--spec", tmp_path / f"axes.{suffix}").out) == plain(expected)
 
 
+def test_yaml_numbers_read_as_on_the_command_line(fpm, tmp_path):
+    pytest.importorskip("yaml", reason="pyyaml is not installed")
+    path = tmp_path / "axes.yaml"
+    path.write_text("decode_requests: 1:2\nkv_per_request: [0512, 1024:2048:x2]\n")
+    told = fpm("sweep", *TP1, "--decode-requests", "1:2", "--kv-per-request", "512,1024:2048:x2")
+    assert rows_of(fpm("sweep", *TP1, "--spec", path).out) == rows_of(told.out)
+    path.write_text("decode_requests: 1:40\n")
+    assert len(rows_of(fpm("sweep", *TP1, "--spec", path).out)) == 40
+
+
+@pytest.mark.parametrize("name", ["axes.json", "axes.yaml"])
+def test_an_axis_that_is_named_twice_is_refused(fpm, tmp_path, name):
+    if name.endswith("yaml"):
+        pytest.importorskip("yaml", reason="pyyaml is not installed")
+    (tmp_path / name).write_text('{"decode_requests": 1, "decode_kv": 8, "decode_requests": 2}')
+    fpm("sweep", *TP1, "--spec", tmp_path / name).refused("key 'decode_requests' occurs twice")
+
+
 def test_queries_come_from_a_table_and_bad_rows_are_told(fpm, tmp_path):
     path = tmp_path / "q.csv"
     path.write_text("batch,kv,who\n1,512,a\nx,512,b\n999,1,c\n")

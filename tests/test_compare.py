@@ -88,3 +88,10 @@ def test_a_grid_of_models_is_no_comparison(both):
     with pytest.raises(OptionError) as caught:
         compare(*both, grid(decode_requests=1, model=list(both)), progress=False)
     assert caught.value.code == "models"
+
+
+def test_each_side_is_one_model(both):
+    for a, b in ((list(both), both[1]), (both[0], {"x": both[1]}), (None, both[1]), ([both[0]], both[1])):
+        with pytest.raises(OptionError, match="one model is compared with one other") as caught:
+            compare(a, b, ASKED, progress=False)
+        assert caught.value.code == "models"

@@ -65,6 +65,7 @@ def test_a_huge_grid_costs_nothing_until_it_is_looked_at():
         ({"decode_requests": 1, "prefill_requests": 1, "draft_length": 1}, "draft_length"),
         ({"decode_requests": 1, "model": []}, "model"),
         ({"decode_requests": 1, "model": ["m"]}, "model"),
+        ({"decode_requests": 1, "model": None}, "model"),
     ],
 )
 def test_axes_that_make_no_sense_are_refused_by_name(axes, code):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fpmjax import strict_json
 from fpmjax.cli.arguments import (
     EMBEDDED,
     INSIDE,
@@ -94,7 +94,7 @@ def axes_of(name: str, kind: str) -> dict[str, Any]:
     """The axes in a document; a text is a list as on the command line."""
     with open(name, encoding="utf-8") as file:
         try:
-            found = json.load(file) if kind == "JSON" else yaml_of(file)
+            found = strict_json.decode(file.read()) if kind == "JSON" else yaml_of(file.read())
         except (ValueError, RecursionError) as error:
             raise UsageError(f"{name} is not readable {kind}: {str(error).splitlines()[0]}") from None
     if not isinstance(found, dict) or not found or not all(isinstance(x, str) for x in found):
@@ -111,13 +111,18 @@ def axes_of(name: str, kind: str) -> dict[str, Any]:
     return axes
 
 
-def yaml_of(file: Any) -> Any:
+def yaml_of(text: str) -> Any:
+    """The document, all of its scalars as text: YAML's own numbers read 1:40 in base 60, and 010 in base 8."""
     try:
         import yaml  # pyright: ignore[reportMissingModuleSource]
     except ImportError:
         raise UsageError("YAML needs the package pyyaml\nhint: pip install pyyaml, or write the axes as JSON") from None
     try:
-        return yaml.safe_load(file)
+        node = yaml.compose(text, yaml.BaseLoader)
+        names = [key.value for key, _ in node.value] if isinstance(node, yaml.MappingNode) else []
+        if twice := [name for i, name in enumerate(names) if name in names[:i]]:
+            raise ValueError(f"key {twice[0]!r} occurs twice")
+        return yaml.load(text, yaml.BaseLoader)
     except yaml.YAMLError as error:
         raise ValueError(str(error)) from None
 
