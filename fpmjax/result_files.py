@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -25,11 +26,14 @@ import pyarrow as pa
 
 from fpmjax.atomic import replacing
 from fpmjax.errors import FpmError, OptionError
+from fpmjax.metrics import show
 from fpmjax.status import Status
 
 FORMAT, VERSION = "fpmjax sweep", 1
 MANIFEST = "_manifest.json"  # readers of datasets skip names that begin so
-SUFFIX, PARTIAL = ".parquet", ".partial"
+SUFFIX = ".parquet"
+PART = re.compile(r"part-\d{5,}\.parquet", re.ASCII)
+PARTIAL = re.compile(r"\.[0-9a-f]{32}\.partial", re.ASCII)  # what `replacing` leaves when it is killed
 PART_ROWS = 1 << 22  # at least, before the next part begins
 AHEAD = 2  # pieces computed before the writer has taken them
 FAULTS = 8  # messages that are kept; all of them stand in the result
@@ -149,6 +153,7 @@ class FolderOut:
 
     def __init__(self, path: Path, settings: Settings, digest: str, about: Mapping[str, Any], *, overwrite: bool):
         self.path, self.settings, self.digest, self.about = path, settings, digest, about
+        self.overwrite = overwrite
         self.parts: list[dict[str, Any]] = []
         self.done, self.tally = Tally(), Tally()
         self.part: Part | None = None
@@ -162,7 +167,7 @@ class FolderOut:
         there = sorted(p.name for p in self.path.iterdir())
         if not there:
             return self.note(complete=False)
-        foreign = [name for name in there if not is_ours(name)]
+        foreign = [name for name in there if not is_ours(name) or not (self.path / name).is_file()]
         if MANIFEST not in there or foreign:
             shown = ", ".join((foreign or there)[:3])
             refuse("exists", f"{self.path} holds other files ({shown})", "name a new folder, or an empty one")
@@ -171,24 +176,25 @@ class FolderOut:
             if found.get("digest") != self.digest:
                 what = f"{self.path} holds a result of another question: {differing(found, self.about)}"
                 refuse("resume", what, "ask the same again to go on, name another folder, or say overwrite")
-            if found.get("complete"):
-                refuse("exists", f"{self.path} holds this result, complete", "read it, or say overwrite")
-            for part in found["parts"]:
-                if not (self.path / part["file"]).is_file():
+            for i, part in enumerate(found["parts"]):
+                tally = tally_of(part, i, self.path)
+                if tally is None:
                     break
                 self.parts.append(part)
-                self.done += Tally(part["rows"], Counter(part["statuses"]), part["faulty"], part["faults"])
+                self.done += tally
+            if found.get("complete") and len(self.parts) == len(found["parts"]):
+                refuse("exists", f"{self.path} holds this result, complete", "read it, or say overwrite")
         keep = {part["file"] for part in self.parts}
-        if not keep:
-            self.note(complete=False)  # before the old parts go: they belong to no result then
+        self.note(complete=False)  # before other parts go: they belong to no result then
         for name in there:
             if name not in keep and name != MANIFEST:
                 (self.path / name).unlink()
 
     def write(self, batch: pa.RecordBatch, tally: Tally) -> None:
-        with named_errors(self.path, f"; {self.done.rows:,} rows are complete, and the same call goes on from there"):
+        same = "the same call without overwrite" if self.overwrite else "the same call"
+        with named_errors(self.path, f"; {self.done.rows:,} rows are complete, and {same} goes on from there"):
             if self.part is None:
-                self.part = Part(self.path / f"part-{len(self.parts):05}{SUFFIX}", self.settings)
+                self.part = Part(self.path / part_name(len(self.parts)), self.settings)
             self.part.write(batch)
             self.tally += tally
             if self.tally.rows >= PART_ROWS:
@@ -205,7 +211,7 @@ class FolderOut:
     def finish(self) -> None:
         with named_errors(self.path):
             if self.part is None and not self.parts:  # a result without rows still has columns
-                self.part = Part(self.path / f"part-00000{SUFFIX}", self.settings)
+                self.part = Part(self.path / part_name(0), self.settings)
             if self.part is not None:
                 self.close_part()
             self.note(complete=True)
@@ -222,8 +228,8 @@ class FolderOut:
 
 
 def is_ours(name: str) -> bool:
-    part = name.startswith("part-") and name.endswith(SUFFIX)
-    return name == MANIFEST or part or (name.startswith(".") and name.endswith(PARTIAL))
+    """Whether a sweep gives such a name to a file; every other file in its folder is the user's."""
+    return name == MANIFEST or bool(PART.fullmatch(name) or PARTIAL.fullmatch(name))
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
@@ -234,6 +240,42 @@ def read_manifest(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict) or found.get("format") != FORMAT or not isinstance(found.get("parts"), list):
         refuse("resume", f"{path} is not the manifest of a result", "name a new folder, or an empty one")
     return found
+
+
+def tally_of(part: Any, position: int, folder: Path) -> Tally | None:
+    """What the manifest says of a part, compared with the file; None where that is gone, and is to be made again.
+
+    Raises OptionError (`resume`) for a manifest that no sweep writes, and a file with other rows than it says.
+    """
+    name, again = part_name(position), "say overwrite to begin anew, or name another folder"
+    if not is_record(part) or part["file"] != name:
+        refuse("resume", f"{folder / MANIFEST} is damaged: part {position} is {show(part)}", again)
+    path = folder / name
+    if not path.is_file():
+        return None
+    import pyarrow.parquet as pq
+
+    try:
+        rows = pq.read_metadata(str(path)).num_rows
+    except (pa.ArrowException, OSError) as error:
+        refuse("resume", f"{path} is not readable Parquet: {str(error).splitlines()[0]}", again)
+    if rows != part["rows"]:
+        refuse("resume", f"{path} has {rows:,} rows, but the manifest says {part['rows']:,}", again)
+    return Tally(rows, Counter(part["statuses"]), part["faulty"], list(part["faults"]))
+
+
+def part_name(position: int) -> str:
+    return f"part-{position:05}{SUFFIX}"
+
+
+def is_record(part: Any) -> bool:
+    """Whether this describes a part as `Tally.document` does."""
+    if not isinstance(part, dict) or not isinstance(part.get("statuses"), dict):
+        return False
+    counts = (part.get("rows"), part.get("faulty"), *part["statuses"].values())
+    texts = part.get("faults")
+    whole = isinstance(texts, list) and all(isinstance(text, str) for text in texts) and "file" in part
+    return whole and all(type(count) is int and count >= 0 for count in counts)
 
 
 def differing(found: Mapping[str, Any], about: Mapping[str, Any]) -> str:

@@ -101,6 +101,8 @@ def test_a_folder_goes_on_and_evidence_needs_a_file(fpm, tmp_path, monkeypatch, 
     monkeypatch.setattr(result_files.Part, "write", interrupted)
     ran = fpm("sweep", *TP1, *AXES, "--out", tmp_path / "new")
     assert ran.code == 130 and "the same command goes on" in ran.err
+    ran = fpm("sweep", *TP1, *AXES, "--out", tmp_path / "new", "--overwrite")
+    assert ran.code == 130 and "the same command, without --overwrite, goes on" in ran.err
     monkeypatch.setattr(result_files.Part, "write", write)
     ran = fpm("sweep", *TP1, *AXES, "--out", tmp_path / "new")
     assert ran.code == 0 and ran.out == f"{tmp_path / 'new'}: 9 rows, 6 answered\n" and REFUSED in ran.err

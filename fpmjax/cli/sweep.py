@@ -89,7 +89,8 @@ def run(args: argparse.Namespace) -> int:
         done = sweep(asked, queries, out=args.out, overwrite=args.overwrite, **options)
     except KeyboardInterrupt:
         if os.path.isdir(args.out):
-            note(f"{args.out}: its complete parts stay, and the same command goes on from there")
+            same = "the same command, without --overwrite," if args.overwrite else "the same command"
+            note(f"{args.out}: its complete parts stay, and {same} goes on from there")
         raise
     if args.json:
         document = {"path": str(done.path), "rows": done.rows, "answered": done.answered}
