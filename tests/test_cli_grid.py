@@ -181,8 +181,17 @@ def test_files_of_axes_are_checked(fpm, tmp_path, name, text, told):
     fpm("sweep", *TP1, "--spec", tmp_path / name).refused(told, name)
 
 
-def test_nothing_answered_is_exit_code_3(fpm):
-    assert fpm("sweep", *TP1, "--batch", "999", "--kv", "1").code == 3
+def test_nothing_answered_is_exit_code_3(fpm, tmp_path):
+    beyond = ("--batch", "999", "--kv", "1")
+    assert fpm("sweep", *TP1, *beyond).code == 3
+    for flags in (("--keep", "none"), ("--keep", "none", "--out", tmp_path / "r.parquet")):
+        ran = fpm("sweep", *TP1, *beyond, *flags)
+        assert ran.code == 3 and "no cell has an answer" in ran.err and ran.out
+    assert fpm("sweep", *TP1, *beyond, "--keep", "none", "--pareto").code == 3
+    assert fpm("sweep", *TP1, *AXES, "--keep", "none", "--pareto").code == 0
+    for flags in ((), ("--json",)):
+        ran = fpm("compare", "embedded", *TP1, *beyond, *flags)
+        assert ran.code == 3 and "neither answers any of the 1 rows" in ran.err and ran.out
 
 
 def test_a_comparison_tells_and_keeps(fpm, tmp_path, embedded_cells):

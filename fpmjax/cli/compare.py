@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import copy
+from collections import Counter
 from typing import Any
 
-from fpmjax.cli.arguments import add_choice, add_command, one_count, selection
+from fpmjax.cli.arguments import NOT_COVERED, add_choice, add_command, one_count, selection
 from fpmjax.cli.axes import ABOUT as AXES_ABOUT
 from fpmjax.cli.axes import add_axes, models_of, queries_of
-from fpmjax.cli.output import aligned, ms, print_json
+from fpmjax.cli.output import aligned, breakdown, ms, note, print_json
 from fpmjax.cli.saved import HELP
 
 TOP = 10
@@ -68,9 +69,13 @@ def run(args: argparse.Namespace) -> int:
     rows = table.take(worst_rows(table, args.top)).to_pylist()
     if args.json:
         print_json({"a": args.a, "b": args.b, **summary, "largest": rows})
+    else:
+        print("\n".join(as_text(args, summary, rows)))
+    if not summary["rows"] or summary["neither"] < summary["rows"]:
         return 0
-    print("\n".join(as_text(args, summary, rows)))
-    return 0
+    reasons = Counter(table.column("a_status").to_pylist() + table.column("b_status").to_pylist())
+    note(f"neither answers any of the {summary['rows']:,} rows ({breakdown(reasons)})")
+    return NOT_COVERED
 
 
 def open_both(args: argparse.Namespace) -> list[Any]:
