@@ -2,6 +2,7 @@
 
     folder/_manifest.json     what is asked (a digest), which parts are complete, their rows and statuses
     folder/part-00000.parquet rows in order, a few million in a part
+    folder/_lock              while it is written, the process that writes it
 
 Every file is written under a temporary name and renamed, so that an interruption at any moment leaves complete files
 only.  A folder that was not finished takes up where its manifest ends.
@@ -26,6 +27,7 @@ import pyarrow as pa
 
 from fpmjax.atomic import replacing
 from fpmjax.errors import FpmError, OptionError
+from fpmjax.folder_lock import LOCK, FolderLock
 from fpmjax.metrics import show
 from fpmjax.status import Status
 
@@ -158,13 +160,18 @@ class FolderOut:
         self.done, self.tally = Tally(), Tally()
         self.part: Part | None = None
         with named_errors(path):
-            self.enter(overwrite)
+            self.path.mkdir(parents=True, exist_ok=True)
+            self.lock = FolderLock(path)
+            try:
+                self.enter(overwrite)
+            except BaseException:
+                self.lock.release()
+                raise
         self.begin = self.done.rows
 
     def enter(self, overwrite: bool) -> None:
-        """Make the folder, go on with it, or clear it."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        there = sorted(p.name for p in self.path.iterdir())
+        """Begin the folder, go on with it, or clear it."""
+        there = sorted(p.name for p in self.path.iterdir() if p.name != LOCK)
         if not there:
             return self.note(complete=False)
         foreign = [name for name in there if not is_ours(name) or not (self.path / name).is_file()]
@@ -215,10 +222,14 @@ class FolderOut:
             if self.part is not None:
                 self.close_part()
             self.note(complete=True)
+        self.lock.release()
 
     def abandon(self) -> None:
-        if self.part is not None:
-            self.part.abandon()
+        try:
+            if self.part is not None:
+                self.part.abandon()
+        finally:
+            self.lock.release()
 
     def note(self, *, complete: bool) -> None:
         document = {"format": FORMAT, "version": VERSION, "complete": complete, "digest": self.digest}

@@ -77,8 +77,8 @@ def sweep(
     evidence: add the lookups of every row: resolution, rows of the table's Parquet file and their weights.
     overwrite: replace an existing file when the new one is complete, and an existing result folder at once.
 
-    Raises OptionError (`models`, `queries`, `out`, `form`, `columns`, `chunk`, `exists`, `resume`, `file`, `rows`),
-    FpmError (`disk_full`, `unwritable`) and what `estimate` raises for a model or a rule.
+    Raises OptionError (`models`, `queries`, `out`, `form`, `columns`, `chunk`, `exists`, `resume`, `busy`, `file`,
+    `rows`), FpmError (`disk_full`, `unwritable`) and what `estimate` raises for a model or a rule.
     """
     if reduce is not None:
         if columns is not None or evidence or form != "table":

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import errno
 import json
+import os
+import subprocess
+import sys
 
 import pyarrow.parquet as pq
 import pytest
@@ -12,6 +15,7 @@ from small_tables import cell_of, surface
 import fpmjax
 from fpmjax import result_files
 from fpmjax.errors import FpmError, OptionError
+from fpmjax.folder_lock import LOCK
 from fpmjax.grid import grid
 from fpmjax.result_files import MANIFEST
 from fpmjax.sweep import sweep
@@ -107,3 +111,37 @@ def test_after_an_overwrite_one_goes_on_without_it(model, tmp_path, monkeypatch)
     _, told = unfinished(model, tmp_path / "new", monkeypatch, overwrite=True)
     assert "12 rows are complete, and the same call without overwrite goes on" in told
     assert ask(model, out=tmp_path / "new").rows == 24
+
+
+def test_two_runs_never_write_one_folder(model, tmp_path, monkeypatch):
+    folder, write = tmp_path / "new", result_files.Part.write
+    refused = []
+
+    def beside(self, batch):
+        if not refused:
+            with pytest.raises(OptionError, match=f"is being written by process {os.getpid()}") as caught:
+                ask(model, out=folder, overwrite=True)
+            refused.append(caught.value.code)
+        write(self, batch)
+
+    monkeypatch.setattr(result_files.Part, "write", beside)
+    assert ask(model, out=folder).rows == 24 and refused == ["busy"]
+    assert sorted(p.name for p in folder.iterdir()) == [MANIFEST, "part-00000.parquet"]
+    assert pq.read_table(folder).equals(ask(model))
+
+
+def test_the_lock_of_a_process_that_is_gone_is_taken_over(model, tmp_path, monkeypatch):
+    folder = tmp_path / "new"
+    unfinished(model, folder, monkeypatch)
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        for owner in (str(other.pid), "", "?"):
+            (folder / LOCK).write_text(owner)
+            with pytest.raises(OptionError, match="is being written by") as caught:
+                ask(model, out=folder)
+            assert caught.value.code == "busy" and (folder / LOCK).read_text() == owner
+    (folder / LOCK).write_text(str(ended.pid))
+    assert ask(model, out=folder).rows == 24 and not (folder / LOCK).exists()
+    (folder / LOCK).write_text(str(os.getpid()))  # of an earlier process with the id of this one
+    assert ask(model, out=folder, overwrite=True).rows == 24 and not (folder / LOCK).exists()
