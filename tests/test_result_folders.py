@@ -29,7 +29,7 @@ def model():
 
 
 def ask(model, **options):
-    return sweep(model, grid(**AXES), progress=False, **{"chunk": 3} | options)
+    return sweep(model, grid(**AXES), **{"progress": False, "chunk": 3, **options})
 
 
 def unfinished(model, folder, monkeypatch, **options):
