@@ -62,6 +62,12 @@ def check(model: Any) -> None:
         check_learners(model.learners, model.rules, model.weights)
     elif isinstance(model, Learned):
         alike(model, new_learned_like(model), np.shape(model.anchor))
+        low, high = np.moveaxis(np.asarray(model.stores.box), -2, 0)
+        ladder = np.asarray([1] if model.graph_sizes is None else model.graph_sizes)
+        if (low > high).any() or not ladder.size or ladder.min() < 1 or (np.diff(ladder) <= 0).any():
+            raise UnfitError("its training box or its graph sizes are out of order")
+        if type(model.draft) is not bool:
+            raise UnfitError(f"its draft is {model.draft!r}")
         check_ranges(model.stores, COMMITTEE, "stores.")
         if not np.all(np.asarray(model.anchor) > 0):
             raise UnfitError("its anchor is not above zero")

@@ -302,3 +302,15 @@ def test_a_model_that_only_follows_the_protocol_is_asked_in_compiled_code(model)
         plain, own = estimate(Plain(model), work, evidence=True), estimate(model, work, evidence=True)
         assert np.array_equal(plain.latency_ms, own.latency_ms) and np.shape(plain.rank) == np.shape(own.rank)
         assert np.array_equal(plain.parts.decode.row, own.parts.decode.row)
+
+
+@pytest.mark.parametrize("value", [0.0, -3.0])
+def test_a_replaced_latency_that_is_not_positive_still_lies_on_its_curve(value):
+    points = {4: [(10, 5.0), (100, 6.0)], 8: [(10, 7.0), (100, 8.0)]}
+    model = direct(cell_of(decode_rows(points)))
+    latencies = np.full(1 + model.cell.decode.row.max(), np.nan)
+    latencies[model.cell.decode.row] = [value, 6.0, 7.0, 8.0]
+    changed = model.with_latencies(latencies)
+    few, many = (estimate(changed, Work.decode([7] * n, [10] * n), check=False) for n in (1, 100))
+    assert few.latency_ms[0] == many.latency_ms[0] == value + (7.0 - value) * 0.75
+    assert set(many.status.tolist()) == {0}

@@ -225,7 +225,7 @@ def test_wide_work_needs_an_anchor():
     assert np.isnan(answer.latency_ms[[1, 3]]).all() and answer.support.extrapolated[[0, 2]].all()
     assert answer.support.distance[0] == pytest.approx(np.log(2))
     code, message = refusal(estimate, model, work, draft_length=depth)
-    assert code == "not_ready" and "160 decode rows a rank, but at most 64 were observed" in message
+    assert code == "not_ready" and "160 decode rows a rank, but at most 64 were learned" in message
     assert "hint: draft_length=3 is answered" in message
     said = model.explain(Status.NOT_READY, Work.decode(160, 90_000))
     assert "observe a batch of at least 80" in said and "recommend_anchors" in said

@@ -261,3 +261,35 @@ def test_only_several_observations_are_a_fleet():
         assert refusal(learned_fleet, value, role="decode")[0] == "payload"
     for hardware in ([None], [HARDWARE, None], [HARDWARE, 3], (h for h in (HARDWARE, HARDWARE))):
         assert refusal(learned_fleet, [SEEN, SEEN], role="decode", hardware=hardware)[0] == "hardware"
+
+
+@pytest.mark.parametrize("ordinary", [300, 6000])
+def test_cold_starts_do_not_stretch_the_box_however_many_rows_there_are(ordinary):
+    draw = np.random.default_rng(5)
+    batch = np.append(draw.integers(1, 65, ordinary), [512] * 40)
+    kv = np.append(batch[:-40] * draw.integers(64, 4096, ordinary), [512_000] * 40)
+    wall_ms = np.append((6 + 0.02 * batch[:-40] + kv[:-40] / 5e4) * draw.lognormal(0, 0.02, ordinary), [5000.0] * 40)
+    order = draw.permutation(len(batch))
+    model = learned(Observations.of(Work.decode(batch[order], kv[order]), wall_ms[order]), role="decode")
+    assert model.box["pure_decode"]["decode_requests"][1] <= 64
+    assert estimate(model, Work.decode(512, 512_000)).support.extrapolated
+
+
+def test_prompts_longer_than_any_seen_on_one_rank_are_extrapolated():
+    tokens = np.random.default_rng(3).integers(16, 1025, (100, 4))
+    one = np.ones_like(tokens)
+    seen = Observations.of(
+        Work.prefill(one, tokens, 0 * tokens, ranks=True), 5 + 0.01 * tokens.sum(1) + 5e-6 * (tokens**2.0).max(1)
+    )
+    model = learned(seen, role="prefill")
+    assert estimate(model, Work.prefill([1], [3000])).support.extrapolated.all()
+
+
+def test_one_family_alone_gives_no_range_where_nothing_was_observed():
+    draw = np.random.default_rng(0)
+    batch = draw.integers(1, 65, 64)
+    kv = batch * draw.integers(64, 4096, 64)
+    seen = Observations.of(Work.decode(batch, kv), (6 + 0.02 * batch + kv / 5e4) * draw.lognormal(0, 0.02, 64))
+    answer = estimate(learned(seen, role="decode", family="linear"), Work.decode([8, 2**20], [8192, 2**32 - 1]))
+    assert np.isfinite(answer.interval.low_ms[0]) and np.isnan(answer.interval.low_ms[1])
+    assert answer.support.extrapolated.tolist() == [False, True]

@@ -13,9 +13,12 @@ pytest.importorskip("matplotlib")
 
 import fpmjax
 from fpmjax import FpmError, MetricsError, Observations, SpeculationError, Work
+from fpmjax.observe.sizes import BOX
 from fpmjax.plot import check_figure_path, plot_fit, write_figure
 from fpmjax.plot.figure import short
 from fpmjax.plot.look import EXTRAPOLATED, REFUSED, SUPPORTED, look, widened
+
+ROWS, KV = BOX.index("decode_rows"), BOX.index("decode_kv")
 
 N = 90
 
@@ -76,7 +79,7 @@ def test_places_are_those_of_the_model(stream, learned):
     seen = look(learned, stream, 70)
     one, three = widened(learned, seen, [1, 3])
     batch, kv = (np.asarray(x)[:, 0].astype(float) for x in (stream.work.decode_requests, stream.work.decode_kv))
-    assert np.allclose(three.at[:, 0], 4 * batch) and np.allclose(three.at[:, 1], kv)
+    assert np.allclose(three.at[:, ROWS], 4 * batch) and np.allclose(three.at[:, KV], kv)
     for asked in (one, three):
         wide = (asked.depth + 1) * batch
         assert ((asked.place == REFUSED) == (wide > 64)).all()  # the rule of the anchor, at twice the largest batch
@@ -159,4 +162,4 @@ def test_numbers_on_axes_are_short():
 def test_cuda_graph_sizes_place_what_is_padded(stream, learned):
     padded = replace(learned, graph_sizes=np.array([8, 16, 32, 64]))
     seen = look(padded, stream, 70)
-    assert set(np.unique(np.round(seen.at[:, 0]))) == {8, 16, 32}
+    assert set(np.unique(np.round(seen.at[:, ROWS]))) == {8, 16, 32}

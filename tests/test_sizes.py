@@ -30,9 +30,9 @@ def test_two_ranks_by_hand():
         ranks=True,
     )
     pairs = 60 * 100 / 2 + 100 * 100 / 4 + 100 / 2
-    assert of(work) == Sizes(5, 8, 900, 900 / 5, 2, 100, 60, pairs)
+    assert of(work) == Sizes(5, 8, 900, 900 / 5, 2, 100, 50, 60, pairs)
     at = coordinates(np, of(work))
-    assert np.allclose(np.exp(at), [8, 900, 180, 100, 50, 60]) and len(at) == len(BOX)
+    assert np.allclose(np.exp(at), [5, 8, 900, 180, 100, 50, 60]) and len(at) == len(BOX)
 
 
 def test_graph_sizes_pad_decode_alone():

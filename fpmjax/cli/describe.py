@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 FORMS = {"linear": "linear", "broad": "roofline", "datasheet": "roofline with the hardware given"}
 AXES = {
-    "decode_rows": "batch",
+    "decode_requests": "batch",
+    "decode_rows": "padded batch of all ranks",
     "decode_kv": "KV",
     "decode_kv_per_request": "KV per request",
     "prefill_tokens": "new tokens",
@@ -142,7 +143,11 @@ def learned_in_words(model: Any, lacks: Mapping[str, str] | None = None) -> list
 
 def box_in_words(box: Mapping[str, tuple[float, float]]) -> str:
     """The axes on which something was observed; an axis without any of it is 1..1."""
-    spans = {AXES[name]: (round(low), round(high)) for name, (low, high) in box.items() if high > 1 or "rows" in name}
+    box = dict(box)
+    if box["decode_rows"] == box["decode_requests"]:  # neither padded nor of several ranks
+        del box["decode_rows"]
+    told = {name: span for name, span in box.items() if span[1] > 1 or name == "decode_requests"}
+    spans = {AXES[name]: (round(low), round(high)) for name, (low, high) in told.items()}
     return ", ".join(f"{name} {low:,}..{high:,}" for name, (low, high) in spans.items())
 
 

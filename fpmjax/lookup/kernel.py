@@ -60,7 +60,7 @@ def divisor(knots: Knots, gap: Array, ms: Array) -> Array:
 
     XLA would turn the division by a constant into a product with its reciprocal, which loses the last bit.
     """
-    return jnp.where(ms > 0, gap, 1.0) if knots.checked else gap
+    return jnp.where(jnp.isnan(ms), 1.0, gap) if knots.checked else gap  # what is NaN is refused anyway
 
 
 def cross(u: Array, v: Array, two: Array, step: Array) -> Array:

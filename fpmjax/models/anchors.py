@@ -75,7 +75,7 @@ def recommend_anchors(
         least = near.min()
         if size == batches[np.abs(np.log(batches / wide[context.argmin()])).argmin()]:
             least = min(least, size * context.min())
-        for level in sorted({int(least), int(near.max())}):
+        for level in sorted({max(int(x), int(size)) for x in (least, near.max())}):  # a request has a past
             gap = np.maximum(np.abs(np.log(batch / size)), np.abs(np.log(np.maximum(kv, 1) / max(level, 1))))
             if gap.min() > NEAR:
                 found.append(Anchor(int(size), level))

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from fpmjax._jax import own_scope, pytree
-from fpmjax.models.fitting import MEMBERS, first_guesses, fit, member_weights, padded_rows, thin
+from fpmjax.models.fitting import CROWD, MEMBERS, first_guesses, fit, member_weights, padded_rows, thin
 from fpmjax.models.refine import FADE, Refinement, cells_for, place, refine
 from fpmjax.models.roofline import NAMES, Hardware, broad_prior, datasheet_prior, linear_prior, log_ms
-from fpmjax.observe.sizes import BOX, Sizes
+from fpmjax.observe.sizes import BOX, Sizes, cells_of
 from fpmjax.work import Array
 
 # Families by name: whether the form is linear, and the prior from the typical latency and the hardware.
@@ -36,7 +36,7 @@ NOISE_FLOOR = 0.02  # log error of which the interval is never surer, in units o
 
 
 class Rows(NamedTuple):
-    """What one store of one deployment has seen: sizes [n], their coordinates [n, 6], wall_ms [n], the hardware."""
+    """What one store of one deployment has seen: sizes [n], their coordinates [n, 7], wall_ms [n], the hardware."""
 
     kind: str
     sizes: Sizes
@@ -51,7 +51,7 @@ class Store:
 
     theta:      float64 [families, members, 13].
     refinement: the surface through the residuals.
-    box:        float64 [2, 6], least and largest coordinates (`sizes.BOX`).
+    box:        float64 [2, 7], least and largest coordinates (`sizes.BOX`).
     largest:    float64 [], most decode requests of one rank.
     quantile:   float64 [], of the held-out errors over their scales; inf where too few rows were held out.
     calibrated, rows: int64 [], held-out rows, observations.
@@ -106,12 +106,12 @@ def families_at(store: Store, sizes: Sizes, families: Sequence[str]) -> list[Arr
 
 
 def box_of(at: np.ndarray) -> np.ndarray:
-    """float64 [2, 6]: least and largest of coordinates [n, 6]."""
+    """float64 [2, 7]: least and largest of coordinates [n, 7]."""
     return np.stack([at.min(0), at.max(0)])
 
 
 def outside(xp: Any, box: Array, at: Array) -> Array:
-    """float64 [n...]: e-folds that coordinates [n..., 6] lie outside the box, 0 inside."""
+    """float64 [n...]: e-folds that coordinates [n..., 7] lie outside the box, 0 inside."""
     low, high = box.reshape(2, *(1,) * (at.ndim - 1), -1)
     return xp.maximum(xp.maximum(low - at, at - high).max(-1), 0.0)
 
@@ -229,8 +229,12 @@ def believable(rows: Rows, found: Prepared, answer: np.ndarray) -> np.ndarray:
     """
     far = np.abs(found.log_y - answer) > DISBELIEF
     seen = np.ones(len(rows.wall_ms), bool)
-    if far.mean() <= MOST_DISBELIEVED:
+    if 0 < far.mean() <= MOST_DISBELIEVED:
         seen[found.kept[far]] = False
+        if len(far) < len(seen):  # rows that were thinned out are judged by their neighbours
+            cell, _ = cells_of(rows.at, CROWD)
+            believed = np.isin(cell, cell[found.kept[~far]])
+            seen &= believed | ~np.isin(cell, cell[found.kept[far]])
     return seen
 
 

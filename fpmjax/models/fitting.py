@@ -33,17 +33,18 @@ def loss(theta: Array, sizes: Sizes, log_y: Array, weight: Array, prior: Array, 
     return (jnp.sum(miss) + 0.5 * jnp.sum(pull * pull)) / jnp.maximum(jnp.sum(weight), 1.0)
 
 
-def descend(objective: Callable[[Array], Array], theta: Array) -> Array:
+def descend(objective: Callable[..., Array], theta: Array, *data: Any) -> Array:
+    """The minimum of objective(theta, *data); the data is carried, as jax 0.4 leaks what a scan closes over."""
     optimiser = optax.chain(
         optax.clip_by_global_norm(CLIP), optax.adam(optax.cosine_decay_schedule(RATE, STEPS, alpha=0.0))
     )
 
     def step(carry: Any, _: None) -> Any:
-        theta, state = carry
-        update, state = optimiser.update(jax.grad(objective)(theta), state, theta)
-        return (optax.apply_updates(theta, update), state), None
+        theta, state, data = carry
+        update, state = optimiser.update(jax.grad(objective)(theta, *data), state, theta)
+        return (optax.apply_updates(theta, update), state, data), None
 
-    return jax.lax.scan(step, (theta, optimiser.init(theta)), None, length=STEPS)[0][0]
+    return jax.lax.scan(step, (theta, optimiser.init(theta), data), None, length=STEPS)[0][0]
 
 
 @partial(jax.jit, static_argnames="linear")
@@ -58,7 +59,7 @@ def fit(
     """
 
     def member(form: bool, theta: Array, prior: Array, sizes: Sizes, log_y: Array, weight: Array) -> tuple[Array, ...]:
-        found = descend(lambda t: loss(t, sizes, log_y, weight, prior, linear=form), theta)
+        found = descend(partial(loss, linear=form), theta, sizes, log_y, weight, prior)
         return found, log_ms(jnp, found, sizes, form)
 
     out: dict[int, tuple[Array, ...]] = {}

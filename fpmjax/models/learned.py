@@ -68,7 +68,8 @@ def learned(
     cuda_graph_batch_sizes: batch sizes that the engine captured; decode runs at the next of them.
     key: an int or a jax key.  The same key and observations give the same model on the same machine.
     level: share of work like the observed whose time the interval of an answer holds.
-    allow_extrapolation: answer draft lengths too whose widened batch is more than twice the largest observed one.
+    allow_extrapolation: answer draft lengths too whose widened batch is more than twice the largest observed one
+        (of a rank).
 
     A store takes at least 16 observations, of decode with 4 distinct batches and 4 distinct contexts, of other work
     with 3 distinct prompts (`committee.VARIED`); with fewer it is not ready.
@@ -289,7 +290,8 @@ class Learned:
         ms = xp.where(fine, xp.where(busy, ms, 0.0), np.nan)
         answered = fine & busy
         spread, distance, half = (xp.where(answered & ~xp.isnan(ms), x, np.nan) for x in (spread, distance, half))
-        half = xp.where(xp.isinf(half), np.nan, half)
+        alone = len(self.families) == 1  # nobody says how wrong one family may be where nothing was observed
+        half = xp.where(xp.isinf(half) | ((distance > 0) & alone), np.nan, half)
         interval = Interval(ms * xp.exp(-half), ms * xp.exp(half), xp.where(answered, count, 0), self.level)
         rank = xp.full(busy.shape, np.int32(-1))
         return Estimate(ms, xp.where(fine, status, refusal), rank, interval=interval, support=Support(distance, spread))
@@ -312,7 +314,7 @@ class Learned:
             )
         batch = int(sizes_of(np, asked, self.graph_sizes).decode)
         return (
-            f"{reason.sentence}: {batch} decode rows a rank, but at most {largest} were observed\n"
+            f"{reason.sentence}: {batch} decode rows a rank, but at most {largest} were learned\n"
             f"hint: observe a batch of at least {-(-batch // int(ANCHOR))} (fpmjax.recommend_anchors names few "
             "points), or fit with allow_extrapolation"
         )

@@ -28,6 +28,7 @@ class Sizes(NamedTuple):
     past:     KV tokens per decode request there.
     prefills: prefill requests of the busiest rank.
     tokens:   prompt tokens computed, of all ranks.
+    prompt:   those of one request, of the rank where they are most.
     cached:   past KV tokens of prefill, of the busiest rank.
     pairs:    pairs of tokens that prefill attention computes, of the busiest rank (`observe.features`).
     """
@@ -38,12 +39,14 @@ class Sizes(NamedTuple):
     past: Array
     prefills: Array
     tokens: Array
+    prompt: Array
     cached: Array
     pairs: Array
 
 
 # Coordinates of the training box, in logarithms: how wide, how much, how long each, for decode and for prefill.
 BOX = (
+    "decode_requests",
     "decode_rows",
     "decode_kv",
     "decode_kv_per_request",
@@ -79,15 +82,17 @@ def sizes_of(xp: Any, work: Work, graph_sizes: Array | None = None) -> Sizes:
         rows = xp.where((batch > 0) & (tokens == 0), padded, batch)
     busiest, read = batch.max(-1), kv.max(-1)
     past = read / xp.maximum(busiest, 1.0)
+    prompt = (tokens / each).max(-1)
     return Sizes(
-        *(busiest, rows.sum(-1), read, past), *(requests.max(-1), tokens.sum(-1), cached.max(-1), pairs.max(-1))
+        *(busiest, rows.sum(-1), read, past),
+        *(requests.max(-1), tokens.sum(-1), prompt, cached.max(-1), pairs.max(-1)),
     )
 
 
 def coordinates(xp: Any, sizes: Sizes) -> Array:
-    """float64 [n..., 6]: the coordinates of `BOX`; what is below 1 counts as 1."""
-    of_prefill = sizes.tokens / xp.maximum(sizes.prefills, 1.0)
-    x = xp.stack([sizes.rows, sizes.kv, sizes.past, sizes.tokens, of_prefill, sizes.cached], -1)
+    """float64 [n..., 7]: the coordinates of `BOX`; what is below 1 counts as 1."""
+    decode = [sizes.decode, sizes.rows, sizes.kv, sizes.past]
+    x = xp.stack([*decode, sizes.tokens, sizes.prompt, sizes.cached], -1)
     return xp.log(xp.maximum(x, 1.0))
 
 

@@ -32,7 +32,7 @@ class Seen(NamedTuple):
     work: [n, ranks].  position: int64 [n], in the order in which they were seen; later: bool [n], not learned.
     observed, predicted: float64 [n] ms; NaN where there is no answer.  inside: bool [n], the range holds it, and
     ranged: [n], there is one.  place: int [n], SUPPORTED, EXTRAPOLATED or REFUSED.
-    at: float64 [n, 6], the coordinates of `observe.sizes.BOX`, in their units.  kind: int [n], of `KINDS`.
+    at: float64 [n, 7], the coordinates of `observe.sizes.BOX`, in their units.  kind: int [n], of `KINDS`.
     batch, tokens: [n], as `evaluate` counts them.  boxes: of what the model learned.
     """
 
@@ -61,7 +61,7 @@ class Seen(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """Queries of one draft length: at float64 [n, 6] as in `Seen`, place int [n]."""
+    """Queries of one draft length: at float64 [n, 7] as in `Seen`, place int [n]."""
 
     depth: int
     at: np.ndarray
@@ -129,12 +129,12 @@ def inner(model: Any) -> Any:
 
 
 def coordinates_of(model: Any, work: Work) -> np.ndarray:
-    """float64 [n, 6] of work as `askable` returns it, in units, as the model pads it."""
+    """float64 [n, 7] of work as `askable` returns it, in units, as the model pads it."""
     return np.exp(coordinates(np, sizes_of(np, work, getattr(inner(model), "graph_sizes", None))))
 
 
 def boxes_of(model: Any, at: np.ndarray, kind: np.ndarray) -> Boxes:
-    """The boxes that a model states, else those of the coordinates [n, 6] and kinds [n] that it learned."""
+    """The boxes that a model states, else those of the coordinates [n, 7] and kinds [n] that it learned."""
     stated = getattr(inner(model), "box", None)
     if stated is not None:
         spans = {KINDS.index(name): np.array([box[axis] for axis in BOX]).T for name, box in stated.items()}
@@ -143,7 +143,7 @@ def boxes_of(model: Any, at: np.ndarray, kind: np.ndarray) -> Boxes:
 
 
 def places(model: Any, answer: Any, at: np.ndarray, kind: np.ndarray, boxes: Boxes) -> np.ndarray:
-    """int [n]: SUPPORTED, EXTRAPOLATED or REFUSED; of queries at coordinates [n, 6] and of kinds [n]."""
+    """int [n]: SUPPORTED, EXTRAPOLATED or REFUSED; of queries at coordinates [n, 7] and of kinds [n]."""
     outside = np.zeros(len(at), bool)
     if answer.support is not None:
         outside = np.nan_to_num(np.asarray(answer.support.distance)) > 0
