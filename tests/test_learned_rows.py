@@ -18,7 +18,7 @@ from fpmjax import Hardware, Observations, Status, Work, estimate, learned, lear
 from fpmjax.models import committee
 from fpmjax.models.committee import committee as median_of
 from fpmjax.models.committee import conformal, distinct
-from fpmjax.models.fitting import thin
+from fpmjax.models.fitting import member_weights, thin
 from fpmjax.models.learned import split
 from fpmjax.models.refine import refine
 
@@ -293,3 +293,11 @@ def test_one_family_alone_gives_no_range_where_nothing_was_observed():
     answer = estimate(learned(seen, role="decode", family="linear"), Work.decode([8, 2**20], [8192, 2**32 - 1]))
     assert np.isfinite(answer.interval.low_ms[0]) and np.isnan(answer.interval.low_ms[1])
     assert answer.support.extrapolated.tolist() == [False, True]
+
+
+def test_copies_of_a_row_are_held_out_together():
+    rows = np.tile(np.arange(20.0)[:, None], (30, 1))
+    weights, fold = member_weights(np.random.default_rng(0), np.ones(600), rows)
+    assert (fold.reshape(30, 20) == fold[:20]).all() and len(set(fold)) > 1
+    alone, plain = member_weights(np.random.default_rng(0), np.ones(600), np.arange(600.0)[:, None])
+    assert np.bincount(plain).tolist() == [120] * 5 and np.array_equal(alone[:4], weights[:4])

@@ -190,7 +190,7 @@ def prepare(rows: Rows, families: tuple[str, ...], draw: np.random.Generator) ->
     typical = float(np.median(wall))
     prior = np.stack([FAMILIES[name][1](typical, rows.hardware) for name in families])
     first = first_guesses(draw, prior)
-    weights, fold = member_weights(draw, weight)
+    weights, fold = member_weights(draw, weight, np.column_stack([rows.at[kept], wall]))
     sizes = Sizes(*(x[kept] for x in rows.sizes))
     return Prepared(kept, first, prior, sizes, rows.at[kept], np.log(wall), weight, weights, fold)
 

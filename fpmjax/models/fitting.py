@@ -112,13 +112,15 @@ def first_guesses(draw: np.random.Generator, prior: np.ndarray) -> np.ndarray:
     return prior[:, None, 0] + JITTER * noise * np.minimum(prior[:, None, 1], 0.8)
 
 
-def member_weights(draw: np.random.Generator, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(weights [members + folds, n], fold of every row [n]).
+def member_weights(draw: np.random.Generator, weight: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(weights [members + folds, n], fold of every row [n]) of rows [n, columns].
 
     Members see every row with the weight of a Bayesian bootstrap; the model of a fold sees all but its own rows.
+    Copies of a row share a fold: held out, none of them has been seen.
     """
     drawn = draw.standard_exponential((MEMBERS, len(weight)))
     drawn = drawn / drawn.mean(1, keepdims=True)
-    fold = draw.permutation(len(weight)) % FOLDS
+    _, first, copy = np.unique(rows, axis=0, return_index=True, return_inverse=True)
+    fold = draw.permutation(len(weight))[first[copy.reshape(-1)]] % FOLDS
     seen = np.arange(FOLDS)[:, None] != fold[None, :]
     return np.concatenate([drawn, seen]) * weight, fold
