@@ -16,6 +16,8 @@ Each error carries `.code`, a short stable word for programs, beside its message
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 
 class FpmError(Exception):
     """Base of every error of this package; `code` names the kind, `default_code` where none is given."""
@@ -82,3 +84,8 @@ class DraftLengthTypeError(SpeculationError, TypeError):
     """The draft length is not an integer: a boolean, a float, text or the like."""
 
     default_code = "draft_length_type"
+
+
+def refuse_option(code: str, what: str, hint: str) -> NoReturn:
+    """Raise OptionError with its hint line."""
+    raise OptionError(f"{what}\nhint: {hint}", code=code)

@@ -6,11 +6,11 @@ import difflib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
-from fpmjax.errors import OptionError
+from fpmjax.errors import refuse_option
 from fpmjax.guard import is_model
 from fpmjax.metrics import U32_MAX, show
 from fpmjax.work import Work
@@ -48,19 +48,21 @@ def grid(**axes: Any) -> Grid:
     models = as_models(axes[MODEL]) if MODEL in axes else None
     values = {name: np.arange(len(models or ())) if name == MODEL else as_axis(name, x) for name, x in axes.items()}
     if not values.keys() & {DECODE, PREFILL}:
-        bad(DECODE, "a grid needs decode_requests or prefill_requests", "grid(decode_requests=[1, 8], decode_kv=8192)")
+        refuse_option(
+            DECODE, "a grid needs decode_requests or prefill_requests", "grid(decode_requests=[1, 8], decode_kv=8192)"
+        )
     for name in (name for name in values if name != MODEL):
         needs, others = AXES[name]
         if needs and needs not in values:
-            bad(name, f"{name} needs {needs} beside it", f"add {needs}=1, or as many as are meant")
+            refuse_option(name, f"{name} needs {needs} beside it", f"add {needs}=1, or as many as are meant")
         for other in others:
             if other in values:
-                bad(name, f"{name} and {other} say the same twice", "give one of them")
+                refuse_option(name, f"{name} and {other} say the same twice", "give one of them")
     if "draft_length" in values and PREFILL in values and values[PREFILL].any():
-        bad("draft_length", "a draft length widens pure decode, not prefill", "leave the prefill axes out")
+        refuse_option("draft_length", "a draft length widens pure decode, not prefill", "leave the prefill axes out")
     made = Grid(tuple(values), tuple(values.values()), models)
     if made.size > MOST:
-        bad("size", f"this grid has {made.size:,} cells, more than 2**53", "make some axis coarser")
+        refuse_option("size", f"this grid has {made.size:,} cells, more than 2**53", "make some axis coarser")
     return made
 
 
@@ -131,7 +133,7 @@ def as_axis(name: str, value: Any) -> np.ndarray:
     if name not in AXES:
         close = difflib.get_close_matches(name, [*AXES, MODEL], 1)
         hint = f"did you mean {close[0]}?" if close else f"axes are {', '.join([*AXES, MODEL])}"
-        bad(name, f"{name} is no axis of a grid", hint)
+        refuse_option(name, f"{name} is no axis of a grid", hint)
     if isinstance(value, np.ndarray) or hasattr(value, "__array__"):
         found: Any = np.asarray(value)
     else:
@@ -143,22 +145,20 @@ def as_axis(name: str, value: Any) -> np.ndarray:
             found = np.empty((0, 0))
     found = np.atleast_1d(found)
     if found.ndim != 1 or not (found.dtype == object or found.dtype.kind in "iu"):
-        bad(name, f"{name} is {show(value)}", "give an integer, or a list, range or array of them")
+        refuse_option(name, f"{name} is {show(value)}", "give an integer, or a list, range or array of them")
     if not len(found):
-        bad(name, f"{name} has no values", "give at least one")
+        refuse_option(name, f"{name} has no values", "give at least one")
     least, most = (1 if name == "draft_length" else 0), LARGEST.get(name, U32_MAX)
     low, high = int(found.min()), int(found.max())
     if low < least or high > most:
-        bad(name, f"{name} reaches {low if low < least else high}", f"values lie from {least} to {most}")
+        refuse_option(name, f"{name} reaches {low if low < least else high}", f"values lie from {least} to {most}")
     return found.astype(np.int64)
 
 
 def as_models(models: Any) -> tuple[Any, ...]:
     found = tuple(models) if isinstance(models, (Sequence, tuple, list)) and not isinstance(models, str) else (models,)
     if not found or not all(map(is_model, found)):
-        bad(MODEL, f"model is {show(models)}", "give a list of models, such as [fpmjax.direct(cell) for cell in cells]")
+        refuse_option(
+            MODEL, f"model is {show(models)}", "give a list of models, such as [fpmjax.direct(cell) for cell in cells]"
+        )
     return found
-
-
-def bad(name: str, what: str, hint: str) -> NoReturn:
-    raise OptionError(f"{what}\nhint: {hint}", code=name)

@@ -11,13 +11,13 @@ import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from enum import IntEnum
-from typing import Any, NoReturn
+from typing import Any
 
 import jax
 import numpy as np
 
 from fpmjax._jax import own_scope
-from fpmjax.errors import FpmError, OptionError
+from fpmjax.errors import FpmError, refuse_option
 from fpmjax.estimate import device_copy, estimate
 from fpmjax.guard import check_concrete, check_one_model, is_model
 from fpmjax.lookup.segments import Line, runs, search
@@ -133,7 +133,7 @@ def largest_batch(
     Raises OptionError (code: the argument), and what `estimate` raises for models, rules and draft lengths.
     """
     if (kv_per_request is None) == (kv_total is None):
-        bad("kv_per_request", "give kv_per_request or kv_total, and not both", "kv_per_request=4096")
+        refuse_option("kv_per_request", "give kv_per_request or kv_total, and not both", "kv_per_request=4096")
     name, kv = ("kv_total", kv_total) if kv_per_request is None else ("kv_per_request", kv_per_request)
     given = {name: integers(name, kv, 0)}
     fixed = kv_per_request is None
@@ -189,17 +189,19 @@ def largest(
         require_eligible(model)
         arrays["draft_length"] = depths(draft_length)
     elif rule is not None:
-        bad("rule", "a rule scales speculative rounds", "give draft_length too")
+        refuse_option("rule", "a rule scales speculative rounds", "give draft_length too")
     try:
         shape = np.broadcast_shapes(*(x.shape for x in arrays.values()))
     except ValueError:
         shapes = ", ".join(f"{name} {x.shape}" for name, x in arrays.items())
-        bad("shape", f"shapes do not broadcast against each other: {shapes}", "add axes of length 1 where one is fixed")
+        refuse_option(
+            "shape", f"shapes do not broadcast against each other: {shapes}", "add axes of length 1 where one is fixed"
+        )
     limit, value, *depth = (np.broadcast_to(x, shape).ravel() for x in arrays.values())
     end = usual if table is None else 2 * U32_MAX  # no bound: nothing beyond 32 bits can be asked
     if most is not None:
         if np.ndim(most):
-            bad("most", f"most is {show(most)}", "give one integer")
+            refuse_option("most", f"most is {show(most)}", "give one integer")
         end = int(integers("most", most, first or 0)[()])
     requests, requests_step, kv, kv_step = line(value)
     top = np.minimum(end, U32_MAX // np.maximum(kv_step, 1))
@@ -354,10 +356,12 @@ def limits(value: Any) -> np.ndarray:
         if found.dtype.kind not in "iuf" or np.ma.is_masked(value):
             raise ValueError
     except ValueError:
-        bad("limit_ms", f"limit_ms is {show(value)}", "give positive milliseconds, or an array of them")
+        refuse_option("limit_ms", f"limit_ms is {show(value)}", "give positive milliseconds, or an array of them")
     found = found.astype(np.float64)
     if not (found > 0).all():
-        bad("limit_ms", f"limit_ms holds {found[~(found > 0)][0]}", "a limit is a positive number of milliseconds")
+        refuse_option(
+            "limit_ms", f"limit_ms holds {found[~(found > 0)][0]}", "a limit is a positive number of milliseconds"
+        )
     return found
 
 
@@ -370,10 +374,10 @@ def integers(name: str, value: Any, least: int) -> np.ndarray:
         if isinstance(value, bool) or np.ma.is_masked(value) or not whole:
             raise TypeError
     except (TypeError, ValueError):
-        bad(name, f"{name} is {show(value)}", hint)
+        refuse_option(name, f"{name} is {show(value)}", hint)
     if found.size and not least <= int(found.min()) <= int(found.max()) <= U32_MAX:
         outside = int(found.min()) if int(found.min()) < least else int(found.max())
-        bad(name, f"{name} holds {outside}", hint)
+        refuse_option(name, f"{name} holds {outside}", hint)
     return found.astype(np.int64)
 
 
@@ -384,7 +388,3 @@ def depths(value: Any) -> np.ndarray:
         check_range(int(found.min()))
         check_range(int(found.max()))
     return found
-
-
-def bad(name: str, what: str, hint: str) -> NoReturn:
-    raise OptionError(f"{what}\nhint: {hint}", code=name)

@@ -16,12 +16,12 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from fpmjax.errors import OptionError
+from fpmjax.errors import refuse_option
 from fpmjax.grid import AXES
 from fpmjax.metrics import U32_MAX, show
 from fpmjax.observe.columns import CSV, NAMES
@@ -76,7 +76,7 @@ class TableQueries:
             check_type(self.label, name, schema.field(name).type, axis)
         names = [self.renamed(name) for name in schema.names]
         if twice := next((name for name in names if names.count(name) > 1), None):
-            refuse("columns", f"{self.label}: column {twice!r} occurs twice in the result", "rename one of them")
+            refuse_option("columns", f"{self.label}: column {twice!r} occurs twice in the result", "rename one of them")
         self.fields = [f.with_name(name).with_nullable(True) for f, name in zip(schema, names, strict=True)]
         self.phases = phases_of(self.columns)
         self.drafted = DRAFT in self.columns
@@ -103,7 +103,9 @@ class TableQueries:
                     yield begin + skip, pa.Table.from_batches([batch.slice(skip)])
                 begin = end
         except (pa.ArrowException, OSError) as error:
-            refuse("file", f"{self.label} cannot be read beyond row {begin}: {first_line(error)}", "make it again")
+            refuse_option(
+                "file", f"{self.label} cannot be read beyond row {begin}: {first_line(error)}", "make it again"
+            )
 
     def piece(self, begin: int, table: pa.Table) -> Piece:
         n = table.num_rows
@@ -156,25 +158,27 @@ def meanings(label: str, names: list[str]) -> dict[str, str]:
         if (axis := MEANING.get(name)) is None:
             continue
         if axis in found:
-            refuse("columns", f"{label}: {found[axis]!r} and {name!r} are the same quantity", "keep one of them")
+            refuse_option("columns", f"{label}: {found[axis]!r} and {name!r} are the same quantity", "keep one of them")
         found[axis] = name
     for axis in found:
         needs, others = AXES[axis]
         if needs and needs not in found and axis != DRAFT:
-            refuse("columns", f"{label}: column {found[axis]!r} needs a column {needs} beside it", HINT)
+            refuse_option("columns", f"{label}: column {found[axis]!r} needs a column {needs} beside it", HINT)
         for other in others:
             if other in found:
-                refuse("columns", f"{label}: {found[axis]!r} and {found[other]!r} say one thing twice", "keep one")
+                refuse_option(
+                    "columns", f"{label}: {found[axis]!r} and {found[other]!r} say one thing twice", "keep one"
+                )
     if not found.keys() & {"decode_requests", "prefill_requests"}:
         shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
-        refuse("columns", f"{label} has no column that says what is asked (found: {shown[:200]})", HINT)
+        refuse_option("columns", f"{label} has no column that says what is asked (found: {shown[:200]})", HINT)
     return found
 
 
 def check_type(label: str, name: str, kind: pa.DataType, axis: str) -> None:
     if not (pa.types.is_integer(kind) or (pa.types.is_null(kind) and axis == DRAFT)):
         what = "one rank a row" if pa.types.is_nested(kind) else "whole numbers"
-        refuse("columns", f"{label}: column {name} has type {kind}, but holds {what}", "cast it to int64")
+        refuse_option("columns", f"{label}: column {name} has type {kind}, but holds {what}", "cast it to int64")
 
 
 def counted(column: pa.Array, axis: str) -> tuple[np.ndarray, np.ndarray]:
@@ -215,7 +219,7 @@ def open_parquet(label: str) -> Any:
         return pq.ParquetFile(label)
     except (pa.ArrowException, OSError, ValueError) as error:
         hint = "queries are a grid, a pyarrow Table, or a Parquet or .csv file"
-        refuse("file", f"{label} cannot be read: {first_line(error)}", hint)
+        refuse_option("file", f"{label} cannot be read: {first_line(error)}", hint)
 
 
 def first_line(error: BaseException) -> str:
@@ -240,7 +244,9 @@ def read_csv(label: str) -> Rows:
     except (pa.ArrowException, ValueError):
         pass
     except OSError as error:
-        refuse("file", f"{label} cannot be read: {error.strerror or error}", "queries are a Parquet or .csv file")
+        refuse_option(
+            "file", f"{label} cannot be read: {error.strerror or error}", "queries are a Parquet or .csv file"
+        )
     return line_by_line(label)
 
 
@@ -258,9 +264,11 @@ def line_by_line(label: str) -> Rows:
                     records.append(record)
                 begin = reader.line_num + 1
     except (OSError, EOFError, csv.Error, UnicodeDecodeError) as error:
-        refuse("file", f"{label} cannot be read: {first_line(error)}", "queries are CSV in UTF-8, the first line names")
+        refuse_option(
+            "file", f"{label} cannot be read: {first_line(error)}", "queries are CSV in UTF-8, the first line names"
+        )
     if twice := next((name for name in header if header.count(name) > 1), None):
-        refuse("columns", f"{label}, line 1: column {twice!r} occurs twice", "rename one of them")
+        refuse_option("columns", f"{label}, line 1: column {twice!r} occurs twice", "rename one of them")
     for row, record in enumerate(records):
         if len(record) != len(header):
             faults[row] = f"line {places[row]}: {len(record)} fields under {len(header)} column names"
@@ -289,7 +297,3 @@ def inferred(texts: list[str]) -> pa.Array:
         except pa.ArrowInvalid:
             continue
     return column
-
-
-def refuse(code: str, what: str, hint: str) -> NoReturn:
-    raise OptionError(f"{what}\nhint: {hint}", code=code)

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fpmjax._jax import own_scope
-from fpmjax.errors import SpeculationError
-from fpmjax.grid import DECODE, MODEL, Grid, as_models, bad
+from fpmjax.errors import SpeculationError, refuse_option
+from fpmjax.grid import DECODE, MODEL, Grid, as_models
 from fpmjax.guard import check_one_model
 from fpmjax.lines import fold_grid
 from fpmjax.metrics import show
@@ -51,26 +51,32 @@ class Reduce:
     def __post_init__(self):
         keep = (self.keep,) if isinstance(self.keep, str) else self.keep
         if not isinstance(keep, (list, tuple)) or not all(isinstance(name, str) for name in keep):
-            bad("keep", f"keep is {show(self.keep)}", "name the axes that stay, such as keep=['decode_requests']")
+            refuse_option(
+                "keep", f"keep is {show(self.keep)}", "name the axes that stay, such as keep=['decode_requests']"
+            )
         if len(set(keep)) < len(keep):
-            bad("keep", f"keep names an axis twice: {', '.join(keep)}", "name each axis once")
+            refuse_option("keep", f"keep names an axis twice: {', '.join(keep)}", "name each axis once")
         object.__setattr__(self, "keep", tuple(keep))
         if self.limit_ms is not None:
             if not is_number(self.limit_ms) or self.limit_ms < 0:
-                bad("limit_ms", f"limit_ms is {show(self.limit_ms)}", "give milliseconds, such as limit_ms=50")
+                refuse_option(
+                    "limit_ms", f"limit_ms is {show(self.limit_ms)}", "give milliseconds, such as limit_ms=50"
+                )
             object.__setattr__(self, "limit_ms", float(self.limit_ms))
         quantiles: Any = (self.quantiles,) if isinstance(self.quantiles, numbers.Real) else self.quantiles
         if not isinstance(quantiles, (list, tuple, np.ndarray)) or not all(
             is_number(q) and 0 <= q <= 1 for q in quantiles
         ):
-            bad("quantiles", f"quantiles is {show(self.quantiles)}", "give numbers from 0 to 1, such as [0.5, 0.99]")
+            refuse_option(
+                "quantiles", f"quantiles is {show(self.quantiles)}", "give numbers from 0 to 1, such as [0.5, 0.99]"
+            )
         if len({float(q) for q in quantiles}) < len(quantiles):
-            bad("quantiles", "quantiles names one twice", "name each once")
+            refuse_option("quantiles", "quantiles names one twice", "name each once")
         object.__setattr__(self, "quantiles", tuple(map(float, quantiles)))
         if not isinstance(self.pareto, bool):
-            bad("pareto", f"pareto is {show(self.pareto)}", "give True or False")
+            refuse_option("pareto", f"pareto is {show(self.pareto)}", "give True or False")
         if self.pareto and (self.limit_ms is not None or quantiles):
-            bad("pareto", "a front has no shares and quantiles", "ask for them in a call of their own")
+            refuse_option("pareto", "a front has no shares and quantiles", "ask for them in a call of their own")
 
 
 def is_number(value: Any) -> bool:
@@ -105,13 +111,15 @@ def summarise(
 
     reduce = Reduce() if reduce is None else reduce
     if not isinstance(reduce, Reduce):
-        bad("reduce", f"reduce is a {type(reduce).__name__}", "fpmjax.Reduce(keep=['decode_requests'])")
+        refuse_option("reduce", f"reduce is a {type(reduce).__name__}", "fpmjax.Reduce(keep=['decode_requests'])")
     if not isinstance(grid, Grid):
-        bad("grid", f"{type(grid).__name__} is no grid", "fpmjax.grid(decode_requests=[1, 8], decode_kv=8192)")
+        refuse_option(
+            "grid", f"{type(grid).__name__} is no grid", "fpmjax.grid(decode_requests=[1, 8], decode_kv=8192)"
+        )
     asked, grid = with_models(models, grid)
     for name in reduce.keep:
         if name not in grid.names:
-            bad("keep", f"{name} is no axis of this grid", f"its axes are {', '.join(grid.names)}")
+            refuse_option("keep", f"{name} is no axis of this grid", f"its axes are {', '.join(grid.names)}")
     check_rule(rule)
     if "draft_length" in grid.names:
         for model in asked:
@@ -120,7 +128,7 @@ def summarise(
         raise SpeculationError("a rule scales speculative rounds\nhint: give the grid a draft_length", code="rule")
     fronts = reduce.pareto
     if fronts and DECODE not in grid.names:
-        bad("pareto", "throughput counts decode requests", "give the grid decode_requests")
+        refuse_option("pareto", "throughput counts decode requests", "give the grid decode_requests")
     # The front of cells with equally many requests is their fastest one: it needs no more than minima.
     keep = reduce.keep if not fronts or DECODE in reduce.keep else (*reduce.keep, DECODE)
     passes = 2 if reduce.quantiles else 1
@@ -172,7 +180,7 @@ def with_models(models: Any, grid: Grid) -> tuple[tuple[Any, ...], Grid]:
     """(the models, the grid, with the axis `model` where there are several)."""
     if grid.models is not None:
         if models is not None:
-            bad(MODEL, "models are given, but the grid has models of its own", "leave one of them out")
+            refuse_option(MODEL, "models are given, but the grid has models of its own", "leave one of them out")
         asked = grid.models
     else:
         asked = as_models(models)

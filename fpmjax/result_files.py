@@ -20,13 +20,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Queue
 from threading import Thread
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from fpmjax.atomic import replacing
-from fpmjax.errors import FpmError, OptionError
+from fpmjax.errors import FpmError, refuse_option
 from fpmjax.folder_lock import LOCK, FolderLock
 from fpmjax.metrics import show
 from fpmjax.status import Status
@@ -145,7 +145,7 @@ class FileOut:
 def check_free(path: Path, overwrite: bool) -> None:
     """OptionError (`exists`) where a file stands that was not meant to be replaced."""
     if path.exists() and not overwrite:
-        refuse(
+        refuse_option(
             "exists", f"{path} exists", "name another file, or say overwrite to replace it when the new one is complete"
         )
 
@@ -177,12 +177,12 @@ class FolderOut:
         foreign = [name for name in there if not is_ours(name) or not (self.path / name).is_file()]
         if MANIFEST not in there or foreign:
             shown = ", ".join((foreign or there)[:3])
-            refuse("exists", f"{self.path} holds other files ({shown})", "name a new folder, or an empty one")
+            refuse_option("exists", f"{self.path} holds other files ({shown})", "name a new folder, or an empty one")
         found = read_manifest(self.path / MANIFEST)
         if not overwrite:
             if found.get("digest") != self.digest:
                 what = f"{self.path} holds a result of another question: {differing(found, self.about)}"
-                refuse("resume", what, "ask the same again to go on, name another folder, or say overwrite")
+                refuse_option("resume", what, "ask the same again to go on, name another folder, or say overwrite")
             for i, part in enumerate(found["parts"]):
                 tally = tally_of(part, i, self.path)
                 if tally is None:
@@ -190,7 +190,7 @@ class FolderOut:
                 self.parts.append(part)
                 self.done += tally
             if found.get("complete") and len(self.parts) == len(found["parts"]):
-                refuse("exists", f"{self.path} holds this result, complete", "read it, or say overwrite")
+                refuse_option("exists", f"{self.path} holds this result, complete", "read it, or say overwrite")
         keep = {part["file"] for part in self.parts}
         self.note(complete=False)  # before other parts go: they belong to no result then
         for name in there:
@@ -249,7 +249,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict) or found.get("format") != FORMAT or not isinstance(found.get("parts"), list):
-        refuse("resume", f"{path} is not the manifest of a result", "name a new folder, or an empty one")
+        refuse_option("resume", f"{path} is not the manifest of a result", "name a new folder, or an empty one")
     return found
 
 
@@ -260,7 +260,7 @@ def tally_of(part: Any, position: int, folder: Path) -> Tally | None:
     """
     name, again = part_name(position), "say overwrite to begin anew, or name another folder"
     if not is_record(part) or part["file"] != name:
-        refuse("resume", f"{folder / MANIFEST} is damaged: part {position} is {show(part)}", again)
+        refuse_option("resume", f"{folder / MANIFEST} is damaged: part {position} is {show(part)}", again)
     path = folder / name
     if not path.is_file():
         return None
@@ -269,9 +269,9 @@ def tally_of(part: Any, position: int, folder: Path) -> Tally | None:
     try:
         rows = pq.read_metadata(str(path)).num_rows
     except (pa.ArrowException, OSError) as error:
-        refuse("resume", f"{path} is not readable Parquet: {str(error).splitlines()[0]}", again)
+        refuse_option("resume", f"{path} is not readable Parquet: {str(error).splitlines()[0]}", again)
     if rows != part["rows"]:
-        refuse("resume", f"{path} has {rows:,} rows, but the manifest says {part['rows']:,}", again)
+        refuse_option("resume", f"{path} has {rows:,} rows, but the manifest says {part['rows']:,}", again)
     return Tally(rows, Counter(part["statuses"]), part["faulty"], list(part["faults"]))
 
 
@@ -333,7 +333,3 @@ def beside(pieces: Iterable[Any], write: Callable[[Any], None]) -> None:
         thread.join()
     if failed:
         raise failed[0]
-
-
-def refuse(code: str, what: str, hint: str) -> NoReturn:
-    raise OptionError(f"{what}\nhint: {hint}", code=code)

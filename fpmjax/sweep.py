@@ -10,11 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pyarrow as pa
 
-from fpmjax.errors import OptionError
+from fpmjax.errors import refuse_option
 from fpmjax.progress import Progress
 from fpmjax.result_columns import STATUS, as_numpy
 from fpmjax.result_files import SUFFIX, FileOut, FolderOut, Settings, Tally, beside, check_free, write_whole
@@ -82,14 +82,14 @@ def sweep(
     """
     if reduce is not None:
         if columns is not None or evidence or form != "table":
-            refuse(
+            refuse_option(
                 "reduce",
                 "a reduction has no columns or evidence of single rows",
                 "leave columns, form and evidence out",
             )
         return reduced(models, queries, reduce, out, rule, progress, overwrite)
     if form not in FORMS:
-        refuse("form", f"form is {form!r}", f"one of {', '.join(FORMS)}")
+        refuse_option("form", f"form is {form!r}", f"one of {', '.join(FORMS)}")
     job = job_of(models, queries, columns, chunk, rule, evidence)
     if out is not None:
         return to_files(job, out, progress=progress, overwrite=overwrite)
@@ -97,7 +97,7 @@ def sweep(
         return pa.RecordBatchReader.from_batches(job.layout.schema, (batch for batch, _ in watched(job, 0, progress)))
     if job.rows > MOST_IN_MEMORY:
         what = f"{job.rows:,} rows are more than the {MOST_IN_MEMORY:,} that are returned at once"
-        refuse("rows", what, 'give out="folder/", form="reader", or reduce=')
+        refuse_option("rows", what, 'give out="folder/", form="reader", or reduce=')
     table = pa.Table.from_batches([batch for batch, _ in watched(job, 0, progress)], job.layout.schema)
     if form == "numpy":
         return {name: as_numpy(name, table.column(name)) for name in table.column_names}
@@ -160,7 +160,7 @@ def holds_few_values(field: pa.Field) -> bool:
 
 def path_of(out: Any) -> Path:
     if not isinstance(out, (str, os.PathLike)) or not os.fspath(out):
-        refuse("out", f"out is {out!r}", "name a .parquet file or a folder")
+        refuse_option("out", f"out is {out!r}", "name a .parquet file or a folder")
     return Path(out)
 
 
@@ -168,7 +168,7 @@ def file_of(out: Any) -> Path:
     """The one file that is meant; OptionError (`out`) for a folder."""
     path = path_of(out)
     if not is_file(out, path):
-        refuse("out", f"one table is written, but {path} is a folder", "name x.parquet")
+        refuse_option("out", f"one table is written, but {path} is a folder", "name x.parquet")
     return path
 
 
@@ -179,9 +179,5 @@ def is_file(out: Any, path: Path) -> bool:
     if path.suffix.lower() == SUFFIX:
         return True
     if path.is_file() or path.suffix.lower() in (".csv", ".json", ".arrow", ".feather", ".npz", ".gz", ".txt"):
-        refuse("out", f"{path} is no Parquet file", "name x.parquet, or a folder")
+        refuse_option("out", f"{path} is no Parquet file", "name x.parquet, or a folder")
     return False
-
-
-def refuse(code: str, what: str, hint: str) -> NoReturn:
-    raise OptionError(f"{what}\nhint: {hint}", code=code)

@@ -7,13 +7,13 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NoReturn
+from typing import Any
 
 import jax
 import numpy as np
 import pyarrow as pa
 
-from fpmjax.errors import OptionError
+from fpmjax.errors import refuse_option
 from fpmjax.estimate import check_arguments, estimate
 from fpmjax.grid import Grid
 from fpmjax.guard import check_concrete, check_one_model, is_model
@@ -62,7 +62,7 @@ class Job:
 def job_of(models: Any, queries: Any, columns: Any, chunk: Any, rule: Any, evidence: bool) -> Job:
     """Everything checked, before anything is computed."""
     if chunk is not None and (type(chunk) is not int or chunk < 1):
-        refuse("chunk", f"chunk is {chunk!r}", "give a number of rows, from 1")
+        refuse_option("chunk", f"chunk is {chunk!r}", "give a number of rows, from 1")
     names, asked, several = named(models, queries)
     nothing = Work.decode(0, 0)
     for model in asked:
@@ -75,12 +75,12 @@ def job_of(models: Any, queries: Any, columns: Any, chunk: Any, rule: Any, evide
         source = TableQueries(pa.table(queries))
     else:
         what = f"queries is a {type(queries).__name__}"
-        refuse("queries", what, "give fpmjax.grid(...), an Arrow table, a data frame, or a Parquet or .csv file")
+        refuse_option("queries", what, "give fpmjax.grid(...), an Arrow table, a data frame, or a Parquet or .csv file")
     if source.drafted:
         for model in asked:
             require_eligible(model)
     elif rule is not None:
-        refuse("rule", "a rule scales speculative rounds, but no draft_length is there", "give draft_length too")
+        refuse_option("rule", "a rule scales speculative rounds, but no draft_length is there", "give draft_length too")
     found = {name for model in asked for name in given(model, source.drafted, evidence)}
     found = {name for name in found if name.partition("_")[0] not in {*PHASES} - {*source.phases}}
     layout = Layout(source.fields, found, names if several else None, faulty=source.faulty, chosen=columns)
@@ -94,7 +94,9 @@ def named(models: Any, queries: Any) -> tuple[list[str], tuple[Any, ...], bool]:
     own = queries.models if isinstance(queries, Grid) else None
     if own is not None:
         if models is not None:
-            refuse("models", "the grid has an axis of models, and models are given beside it", "give models=None")
+            refuse_option(
+                "models", "the grid has an axis of models, and models are given beside it", "give models=None"
+            )
         return names_of(own), own, True
     if isinstance(models, Mapping):
         names, asked = [str(name) for name in models], tuple(models.values())
@@ -105,7 +107,7 @@ def named(models: Any, queries: Any) -> tuple[list[str], tuple[Any, ...], bool]:
         asked, names = (models,), []
     if not asked or not all(map(is_model, asked)):
         shown = type(models).__name__ if is_bare(models) else "no list of models"
-        refuse("models", f"models is {shown}", "give fpmjax.direct(cell), a list of models, or {name: model}")
+        refuse_option("models", f"models is {shown}", "give fpmjax.direct(cell), a list of models, or {name: model}")
     for model in asked:
         check_one_model(model, "sweep")
         check_concrete(model, "sweep", "inside jit call model(work)")
@@ -237,7 +239,3 @@ def refusing(arrays: Arrays, piece: Piece) -> Arrays:
         x[piece.refused] = Status.INVALID_WORK if name == STATUS else blank(name, 1)[0]
         out[name] = x
     return out
-
-
-def refuse(code: str, what: str, hint: str) -> NoReturn:
-    raise OptionError(f"{what}\nhint: {hint}", code=code)

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fpmjax.grid import Grid, bad
+from fpmjax.errors import refuse_option
+from fpmjax.grid import Grid
 from fpmjax.lines import FLOOR, MANTISSA, SHIFT, Axes, Block, fill
 
 NOWHERE = 2**62
@@ -75,7 +76,7 @@ class Histogram:
         bins = totals.kept * self.width
         if bins > LARGEST_HISTOGRAM:
             most = LARGEST_HISTOGRAM // self.width
-            bad(
+            refuse_option(
                 "quantiles",
                 f"quantiles of {totals.kept:,} combinations do not fit in memory",
                 f"keep fewer axes: these latencies allow {most:,} combinations",
