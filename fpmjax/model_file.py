@@ -31,7 +31,7 @@ DTYPES = {np.dtype(name).str for name in ("bool", "u1", "i1", "u4", "i4", "u8", 
 ARCHIVE, PARQUET = b"PK\x03\x04", b"PAR1"  # first bytes
 COLUMNS = ("name", "dtype", "shape", "data")
 LONGEST = 2**31 - 2**16  # bytes of a row that every reader of Parquet takes
-ENDS = 1 << 16  # bytes at either end of a Parquet file, in which the mark of a model stands
+ENDS = 1 << 16  # bytes at either end of a file, in which the mark of what it holds stands
 AGAIN = "copy or save it again; files are not repaired"
 
 
@@ -41,18 +41,26 @@ def is_model_file(path: str | os.PathLike[str]) -> bool:
     An archive is one by its first bytes or by its suffix.  Parquet holds tables and observations too: there the mark
     of a model decides, at the beginning, which a cut file still has, or at the end.
     """
-    try:
-        if not os.path.isfile(path):
-            return False
-        with open(path, "rb") as file:
-            head = file.read(ENDS)
-            file.seek(max(0, os.path.getsize(path) - ENDS))
-            tail = file.read(ENDS)
-    except (OSError, ValueError):  # ValueError: a name with a null byte
+    ends = ends_of(path)
+    if ends is None:
         return False
+    head, tail = ends
     if head.startswith(PARQUET):
         return FORMAT.encode() in head or FORMAT.encode() in tail
     return head.startswith(ARCHIVE) or Path(path).suffix.lower() == ".npz"
+
+
+def ends_of(path: str | os.PathLike[str]) -> tuple[bytes, bytes] | None:
+    """The first and the last `ENDS` bytes of a regular file; None where there is none that can be read."""
+    try:
+        if not os.path.isfile(path):
+            return None
+        with open(path, "rb") as file:
+            head = file.read(ENDS)
+            file.seek(max(0, os.path.getsize(path) - ENDS))
+            return head, file.read(ENDS)
+    except (OSError, ValueError):  # ValueError: a name with a null byte
+        return None
 
 
 def write_members(path: str | os.PathLike[str], members: dict[str, bytes]) -> None:

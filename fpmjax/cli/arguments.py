@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from fpmjax.cli.output import note
 from fpmjax.errors import CellNotFoundError, FpmError
 from fpmjax.metrics import U32_MAX
-from fpmjax.model_file import is_model_file
+from fpmjax.model_file import ends_of, is_model_file
 from fpmjax.tables.policy import FAKE_KV_CHOICES
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 UNEQUAL, BAD_INPUT, NOT_COVERED = 1, 2, 3  # exit codes beside 0
 MOST_VALUES = 1_000_000  # in one list, and queries in one product: what a terminal or one JSON document can carry
 EMBEDDED = "embedded"
-ARTIFACT, ENDS = b'"aic_fpm_learned_forward_perf"', 1 << 16  # what marks a learned artifact, and where it is looked for
+ARTIFACT = b'"aic_fpm_learned_forward_perf"'  # what marks a learned artifact
 INSIDE = f"`{EMBEDDED}`, which is the table inside this package"
 LISTED = 8  # cells named when several match
 
@@ -234,15 +234,10 @@ def is_saved(name: str) -> bool:
 
 def is_artifact(name: str) -> bool:
     """Whether a file is a JSON object that names the schema of the peer's learned artifacts near one of its ends."""
-    try:
-        if not os.path.isfile(name):
-            return False
-        with open(name, "rb") as file:
-            head = file.read(ENDS)
-            file.seek(max(0, os.path.getsize(name) - ENDS))
-            tail = file.read(ENDS)
-    except (OSError, ValueError):
+    ends = ends_of(name)
+    if ends is None:
         return False
+    head, tail = ends
     return head.lstrip().startswith(b"{") and (ARTIFACT in head or ARTIFACT in tail)
 
 
