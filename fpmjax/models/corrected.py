@@ -26,13 +26,13 @@ from fpmjax.estimate import estimate
 from fpmjax.guard import check_one_model, check_work, is_model, is_stacked, is_traced
 from fpmjax.iteration import OK
 from fpmjax.metrics import show
+from fpmjax.models.around import Around
 from fpmjax.models.intake import check_observations, is_duration, joined_timing
 from fpmjax.observe.observations import Observations
 from fpmjax.observe.ratios import KINDS, NO_CELLS, NONE, Boxes, Fixed, Local, boxes_for, place
 from fpmjax.observe.record import UNSPECIFIED
 from fpmjax.observe.retain import CELL_LIMIT, repeat
 from fpmjax.speculative import for_draft
-from fpmjax.status import Status
 from fpmjax.work import Array, Work
 
 MOST_OBSERVATIONS = 2**20  # rows kept per store; more says nothing about an engine as it is now
@@ -110,7 +110,7 @@ def corrected(
 
 
 @pytree("room", "timing")
-class Corrected:
+class Corrected(Around):
     """Model around another one, which it never changes.
 
     fixed, local:     a store per kind of work, or None where the policy has none of them.
@@ -248,44 +248,9 @@ class Corrected:
         stores = (*(self.fixed or ()), *(self.local or ()))
         return np.concatenate([NO_CELLS.factor, *(store.cells(enough).factor for store in stores)])
 
-    # What the native model says
-
-    @property
-    def composition(self) -> str:
-        return self.model.composition
-
-    @property
-    def execution(self) -> str:
-        return self.model.execution
-
-    @property
-    def verify_width(self) -> int:
-        return getattr(self.model, "verify_width", 1)
-
-    @property
-    def reads(self) -> frozenset[str]:
-        return frozenset(getattr(self.model, "reads", ()))
-
-    @property
-    def by_rank(self) -> bool:
-        return getattr(self.model, "by_rank", True)
-
-    @property
-    def ready(self) -> bool:
-        """Whether the native model is; without a factor it answers alone."""
-        return self.model.ready
-
-    @property
-    def cell(self) -> Any:
-        return getattr(self.model, "cell", None)
-
     @property
     def for_draft(self) -> Corrected:
         return replace(self, model=for_draft(self.model))
-
-    @property
-    def explain(self) -> Callable[[Status, Work], str]:
-        return self.model.explain
 
     @property
     def malformed(self) -> Callable[..., Any]:

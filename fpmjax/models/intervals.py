@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -44,7 +43,7 @@ from fpmjax.lookup.curves import Knots, covering, curves_by, join, knots_at
 from fpmjax.lookup.decode import OCTAVES, DecodeTable, capture_rungs, cross, log2
 from fpmjax.lookup.prefill import two_sided
 from fpmjax.metrics import show
-from fpmjax.status import Status
+from fpmjax.models.around import Around
 from fpmjax.tables.cell import Points
 from fpmjax.work import Array, Work
 
@@ -99,7 +98,7 @@ def check_table(model: Any) -> None:
 
 
 @pytree("level")
-class WithIntervals:
+class WithIntervals(Around):
     """Model around a table, which it never changes.
 
     divisor: float64 [2, phases, resolutions], what an answer is divided by for its low and for its high end; quotients,
@@ -172,32 +171,6 @@ class WithIntervals:
             row = {"phase": NAMES[phase], "resolution": way.word, "residuals": int(self.count[phase, way])}
             shown.append(row | {"half_width_pct": None if math.isnan(wide) else wide})
         return tuple(shown)
-
-    # What the table says
-
-    @property
-    def composition(self) -> str:
-        return self.model.composition
-
-    @property
-    def execution(self) -> str:
-        return self.model.execution
-
-    @property
-    def verify_width(self) -> int:
-        return self.model.verify_width
-
-    @property
-    def ready(self) -> bool:
-        return self.model.ready
-
-    @property
-    def cell(self) -> Any:
-        return self.model.cell
-
-    @property
-    def explain(self) -> Callable[[Status, Work], str]:
-        return self.model.explain
 
     def __repr__(self) -> str:
         return f"WithIntervals({self.model!r}, level={self.level})"
