@@ -13,6 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fpmjax._jax import x64 as x64
+    from fpmjax.acceptance import Acceptance as Acceptance
+    from fpmjax.acceptance import BestDraft as BestDraft
+    from fpmjax.acceptance import Payoff as Payoff
+    from fpmjax.acceptance import best_draft_length as best_draft_length
+    from fpmjax.acceptance import best_measured_draft_length as best_measured_draft_length
+    from fpmjax.acceptance import pooled_tokens_per_round as pooled_tokens_per_round
     from fpmjax.answer import Estimate as Estimate
     from fpmjax.answer import Evidence as Evidence
     from fpmjax.answer import Interval as Interval
@@ -143,6 +149,12 @@ _HOME = {
     "Sensitivity": "sensitivity",
     "speculative": "speculative",
     "SpeculativeRule": "rule",
+    "Acceptance": "acceptance",
+    "pooled_tokens_per_round": "acceptance",
+    "best_draft_length": "acceptance",
+    "best_measured_draft_length": "acceptance",
+    "BestDraft": "acceptance",
+    "Payoff": "acceptance",
     "x64": "_jax",
     "Estimate": "answer",
     "SpeculativeEstimate": "answer",
