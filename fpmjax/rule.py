@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple, NoReturn
 
 import jax.numpy as jnp
 import numpy as np
@@ -22,20 +22,44 @@ COEFFICIENTS = (Decimal("1e-30"), Decimal("1e30"))  # factors of any draft lengt
 EXACT_INTEGERS = 2**53  # every integer up to here is a float64
 
 
+class RuleInterval(NamedTuple):
+    """Where the coefficients of a refitted rule lie, each by itself: (low, high) of the cluster bootstrap.
+
+    It describes the study that the rule comes from, given its reference and its configurations; no answer is widened
+    by it.  level: the share of draws inside, such as 0.95; clusters: configurations that were drawn.
+    """
+
+    slope: tuple[float, float]
+    intercept: tuple[float, float]
+    level: float
+    clusters: int
+
+    def __str__(self) -> str:
+        (a, b), (c, d) = self.slope, self.intercept
+        return f"{100 * self.level:g} % interval: slope {a:.4g}..{b:.4g}, intercept {c:.4g}..{d:.4g}"
+
+
 @dataclass(frozen=True)
 class SpeculativeRule:
     """A linear rule; decimal coefficients (text, int, Decimal or float as it prints) are kept exactly.
 
     factor(d) = intercept + slope * d, rounded to float64 once.
 
-    Raises SpeculationError (`rule`) for coefficients that are neither 0 nor in 1e-30..1e30, or are both 0.
+    provenance: where the coefficients come from, for people.
+    interval: how well the study behind them knows them, a `RuleInterval`; None where nobody says.
+
+    Raises SpeculationError (`rule`) for coefficients that are neither 0 nor in 1e-30..1e30, or are both 0, and for an
+    interval that is none.
     """
 
     slope: Decimal = field(default=Decimal("0.08"))
     intercept: Decimal = field(default=Decimal("1.25"))
     provenance: str = "unstated"
+    interval: RuleInterval | None = None
 
     def __post_init__(self):
+        if self.interval is not None:
+            object.__setattr__(self, "interval", checked_interval(self.interval))
         for name in ("slope", "intercept"):
             object.__setattr__(self, name, decimal(name, getattr(self, name)))
         if self.slope == 0 and self.intercept == 0:
@@ -69,6 +93,55 @@ class SpeculativeRule:
 
     def __str__(self) -> str:
         return f"{self.slope} * d + {self.intercept} ({self.provenance})"
+
+    def document(self) -> dict[str, Any]:
+        """For JSON: the coefficients as decimal text, the provenance, and the interval where there is one."""
+        stated = {"slope": str(self.slope), "intercept": str(self.intercept), "provenance": self.provenance}
+        return stated if self.interval is None else stated | {"interval": interval_document(self.interval)}
+
+
+def interval_document(interval: RuleInterval) -> dict[str, Any]:
+    return {
+        "slope": list(interval.slope),
+        "intercept": list(interval.intercept),
+        "level": interval.level,
+        "clusters": interval.clusters,
+    }
+
+
+def checked_interval(value: Any) -> RuleInterval:
+    """A `RuleInterval` of plain numbers; SpeculationError (`rule`) for what is none."""
+    try:
+        slope, intercept, level, clusters = value
+        interval = RuleInterval(bounds("slope", slope), bounds("intercept", intercept), real("level", level), clusters)
+    except (TypeError, ValueError):
+        wrong_interval(show(value))
+    if not 0 < interval.level < 1:
+        wrong_interval(f"level={interval.level}")
+    if not isinstance(clusters, (int, np.integer)) or isinstance(clusters, bool) or clusters < 1:
+        wrong_interval(f"clusters={show(clusters)}")
+    return interval._replace(clusters=int(clusters))
+
+
+def bounds(name: str, value: Any) -> tuple[float, float]:
+    low, high = (real(name, x) for x in value)
+    if low > high:
+        wrong_interval(f"{name}={low}..{high}")
+    return low, high
+
+
+def real(name: str, value: Any) -> float:
+    if isinstance(value, (str, bool)) or not math.isfinite(value):
+        wrong_interval(f"{name} with {show(value)}")
+    return float(value)
+
+
+def wrong_interval(what: str) -> NoReturn:
+    raise SpeculationError(
+        f"a rule's interval has {what}\n"
+        "hint: RuleInterval(slope=(low, high), intercept=(low, high), level=0.95, clusters=192)",
+        code="rule",
+    )
 
 
 def decimal(name: str, value: Any) -> Decimal:

@@ -22,7 +22,10 @@ from fpmjax.cli.arguments import (
     separating_flags,
     shorten,
 )
+from fpmjax.cli.flags import add_rule, rule_of
+from fpmjax.cli.output import note
 from fpmjax.cli.saved import open_model
+from fpmjax.cli.study import rule_legend
 from fpmjax.errors import CellNotFoundError, OptionError
 
 AXES = {
@@ -47,12 +50,21 @@ their name says per request.  --spec takes them from a file instead:
 
 
 def add_axes(parser: argparse.ArgumentParser) -> None:
-    """Every axis, and --spec."""
+    """Every axis, --spec and --rule."""
     group = parser.add_argument_group("what is asked")
     for name, (short, text) in AXES.items():
         flags = [spelled(name), *([short] if short else [])]
         group.add_argument(*flags, dest=name, metavar="LIST", type=counts, help=text)
     group.add_argument("--spec", metavar="FILE", help="a file of axes, or a table of queries, instead")
+    add_rule(group)
+
+
+def rule_for(args: argparse.Namespace) -> Any:
+    """The rule of --rule, told once; what --spec holds is asked for its draft lengths later."""
+    rule = rule_of(args, drafted=args.draft_length is not None or args.spec is not None)
+    if rule is not None:
+        note(rule_legend(rule))
+    return rule
 
 
 def spelled(name: str) -> str:

@@ -9,9 +9,10 @@ from typing import Any
 
 from fpmjax.cli.arguments import NOT_COVERED, add_choice, add_command, one_count, selection
 from fpmjax.cli.axes import ABOUT as AXES_ABOUT
-from fpmjax.cli.axes import add_axes, models_of, queries_of
+from fpmjax.cli.axes import add_axes, models_of, queries_of, rule_for
 from fpmjax.cli.output import aligned, breakdown, ms, note, print_json
 from fpmjax.cli.saved import HELP
+from fpmjax.cli.study import rule_document
 
 TOP = 10
 OUTPUTS = ("a_latency_ms", "b_latency_ms", "a_status", "b_status", "difference_ms", "difference_pct", "fault")
@@ -62,13 +63,15 @@ def run(args: argparse.Namespace) -> int:
     path = None if args.out is None else file_of(args.out)
     if path is not None:
         check_free(path, args.overwrite)
-    table = compare(a, b, queries)
+    rule = rule_for(args)
+    table = compare(a, b, queries, rule=rule)
     if path is not None:
         write_whole(path, table, overwrite=args.overwrite)
     summary = difference_summary(table)
     rows = table.take(worst_rows(table, args.top)).to_pylist()
     if args.json:
-        print_json({"a": args.a, "b": args.b, **summary, "largest": rows})
+        factor = {} if rule is None else rule_document(args.rule, rule)
+        print_json({"a": args.a, "b": args.b, **factor, **summary, "largest": rows})
     else:
         print("\n".join(as_text(args, summary, rows)))
     if not summary["rows"] or summary["neither"] < summary["rows"]:

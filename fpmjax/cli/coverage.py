@@ -12,6 +12,7 @@ import numpy as np
 from fpmjax import __version__
 from fpmjax.cli import study
 from fpmjax.cli.arguments import BAD_INPUT, NOT_COVERED, UsageError, add_command, add_table, counts, open_cell
+from fpmjax.cli.flags import add_rule, rule_of
 from fpmjax.cli.output import ALL_IDLE, aligned, fake_kv_rows, note, percent, print_json, wrapped
 from fpmjax.cli.queries import Asked, explain
 from fpmjax.cli.traffic import Block, read_traffic
@@ -69,6 +70,7 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--draft-length", metavar="LIST", type=counts, help="draft tokens per round, 0 for none (default: 0:4)"
     )
+    add_rule(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -83,6 +85,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.draft_length and model.execution != "autoregressive":
         note("the table holds measured speculative rounds, which carry no draft length: asked as they are")
         drafts = (0,)
+    rule = rule_of(args, drafted=any(drafts))  # it changes no share: the answer says whose factor it would be
     tallies = [Tally(draft) for draft in dict.fromkeys(drafts)]
     for block in progress(read_traffic(args.traffic)):
         for tally in tallies:
@@ -90,9 +93,9 @@ def run(args: argparse.Namespace) -> int:
     if not any(tally.queries for tally in tallies):
         raise UsageError(f"{args.traffic} holds no iterations\nhint: see `fpmjax coverage --help` for what it reads")
     if args.json:
-        print_json(document(args, cell, tallies))
+        print_json(document(args, cell, tallies, rule))
     else:
-        print("\n".join(as_text(cell, tallies)))
+        print("\n".join(as_text(cell, tallies, rule)))
     if all(tally.idle == tally.queries for tally in tallies):
         note(ALL_IDLE)
     return verdict(tallies)
@@ -139,8 +142,12 @@ def add_block(tally: Tally, model: Any, block: Block) -> None:
             tally.example[code] = block.place[first], str(explain(model, Asked(block.work, depth), first))
 
 
-def document(args: argparse.Namespace, cell: Cell, tallies: list[Tally]) -> dict[str, Any]:
+def document(args: argparse.Namespace, cell: Cell, tallies: list[Tally], rule: Any) -> dict[str, Any]:
     from fpmjax.status import Status
+
+    factor: dict[str, Any] = {}
+    if any(t.draft for t in tallies):
+        factor = study.rule_document(args.rule, rule) if rule else {"study": study.document(cell)}
 
     return {
         "fpmjax": __version__,
@@ -148,7 +155,7 @@ def document(args: argparse.Namespace, cell: Cell, tallies: list[Tally]) -> dict
         "digest": cell.digest,
         "cell": dict(cell.identity),
         "fake_kv_rows": fake_kv_rows(cell),
-        **({"study": study.document(cell)} if any(t.draft for t in tallies) else {}),
+        **factor,
         "traffic": args.traffic,
         "largest_measured_batch": max(cell.decode_batches, default=None),
         "draft_lengths": [
@@ -174,7 +181,7 @@ def document(args: argparse.Namespace, cell: Cell, tallies: list[Tally]) -> dict
     }
 
 
-def as_text(cell: Cell, tallies: list[Tally]) -> list[str]:
+def as_text(cell: Cell, tallies: list[Tally], rule: Any) -> list[str]:
     from fpmjax.status import Status
 
     measured = max(cell.decode_batches, default=0)
@@ -194,7 +201,9 @@ def as_text(cell: Cell, tallies: list[Tally]) -> list[str]:
     lines = [str(cell.identity), "", *aligned(headers, rows)]
     if any(t.largest > measured for t in tallies):
         lines.append(f"! beyond the largest measured batch, {measured:,}")
-    if any(t.draft for t in tallies):
+    if rule is not None:
+        lines.append(study.rule_legend(rule))
+    elif any(t.draft for t in tallies):
         about = study.document(cell)
         lines.append(f"the factor's study ran {about['deployment']}, this cell is {about['this_cell']}")
     for t in tallies:

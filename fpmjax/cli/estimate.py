@@ -13,6 +13,7 @@ from fpmjax.cli import study
 from fpmjax.cli.arguments import LIST, UsageError, add_command, counts, one_count
 from fpmjax.cli.describe import cell_of, level_in_words
 from fpmjax.cli.evidence import Details, detail_lines
+from fpmjax.cli.flags import add_rule, rule_of
 from fpmjax.cli.output import ALL_IDLE, aligned_lines, breakdown, ms, note, number, print_json_with
 from fpmjax.cli.queries import Asked, answered, at_depths, product, refusals
 from fpmjax.cli.saved import about, add_model, open_model
@@ -24,7 +25,7 @@ the answer is one whole speculative round, draft and verification; 0 among draft
 
 `in study range` (in_study_range of a query in JSON, null at draft length 0) tells whether batch, KV and draft length
 lie inside the study behind the round's factor.  It ran TP1, BF16, which is not compared with the cell: see the last
-line, or `study` in JSON.
+line, or `study` in JSON.  With --rule the factor is that of another study, which the last line (`rule` in JSON) names.
 
 A model that knows its own errors adds the range in which it expects the measured time (`90 % range`, `interval` in
 JSON), and one that was learned whether a query lies inside of what was observed: `supported`, or `extrapolated` and by
@@ -67,6 +68,7 @@ def add(commands: Any) -> None:
         type=counts,
         help="draft tokens per round, 0 for none (default: ordinary decoding)",
     )
+    add_rule(other)
     other.add_argument(
         "--verify-width",
         metavar="W",
@@ -79,6 +81,7 @@ def add(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     pieces = read_work(args)
+    rule = rule_of(args, drafted=any(args.draft_length or ()))
     model = open_model(args, verify_width=args.verify_width)
     cell = cell_of(model)
     from fpmjax.speculative import check_range
@@ -87,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
     for depth in args.draft_length or ():
         if depth:
             check_range(depth)
-    found = answered(model, pieces, evidence=args.detail)
+    found = answered(model, pieces, rule=rule, evidence=args.detail)
     asked, result = found.asked, found.result
     details = None
     stp: Any = getattr(result, "stp", result)
@@ -98,13 +101,13 @@ def run(args: argparse.Namespace) -> int:
         details = Details(cell, asked.work, stp.parts, width)
     queries, refused = len(result.status), refusals(result.status)
     if args.json:
-        head = document(args, model, asked, queries, refused)
-        print_json_with(head, "queries", as_json(asked, result, details))
+        head = document(args, model, asked, queries, refused, rule)
+        print_json_with(head, "queries", as_json(asked, result, details, rule))
     else:
-        for line in as_text(asked, result, details):
+        for line in as_text(asked, result, details, rule):
             print(line)
         if any_round(asked):
-            print(study.legend(cell))
+            print(study.legend(cell) if rule is None else study.rule_legend(rule))
     if asked.label is not None and (result.status == Status.IDLE).all():
         note(ALL_IDLE)
     if found.reason is None:
@@ -139,8 +142,8 @@ def read_work(args: argparse.Namespace) -> Iterable[Asked]:
     return at_depths(metrics_file(args.metrics), args.draft_length)
 
 
-def as_json(asked: Asked, result: Any, details: Details | None) -> Iterator[dict[str, Any]]:
-    """One dictionary per query, in order."""
+def as_json(asked: Asked, result: Any, details: Details | None, rule: Any = None) -> Iterator[dict[str, Any]]:
+    """One dictionary per query, in order; with a rule of the user's own nothing is known of its study's range."""
     from fpmjax.status import Status
 
     words = {status.value: status.code for status in Status}
@@ -158,7 +161,9 @@ def as_json(asked: Asked, result: Any, details: Details | None) -> Iterator[dict
                 "draft_length": depth,
                 "scaling_factor": float(result.scaling_factor[i]),
                 "stp_latency_ms": number(result.stp.latency_ms[i]),
-                "in_study_range": bool(result.calibrated[i]) and Status(status).answered if depth else None,
+                "in_study_range": bool(result.calibrated[i]) and Status(status).answered
+                if depth and not rule
+                else None,
             }
         if stp.correction is not None:
             answer |= {
@@ -201,20 +206,23 @@ def support_in_words(support: dict[str, Any] | None) -> str:
 
 
 def document(
-    args: argparse.Namespace, model: Any, asked: Asked, queries: int, refused: dict[str, int]
+    args: argparse.Namespace, model: Any, asked: Asked, queries: int, refused: dict[str, int], rule: Any
 ) -> dict[str, Any]:
+    factor: dict[str, Any] = {}
+    if any_round(asked):
+        factor = study.rule_document(args.rule, rule) if rule else {"study": study.document(cell_of(model))}
     return {
         "fpmjax": __version__,
         **about(args, model),
         "verify_width": model.verify_width,
-        **({"study": study.document(cell_of(model))} if any_round(asked) else {}),
+        **factor,
         "queries": [],
         "answered": queries - sum(refused.values()),
         "refused": refused,
     }
 
 
-def as_text(asked: Asked, result: Any, details: Details | None) -> Iterator[str]:
+def as_text(asked: Asked, result: Any, details: Details | None, rule: Any = None) -> Iterator[str]:
     """Aligned columns; with details, the evidence under each line."""
     headers, cells = [], []
 
@@ -238,7 +246,8 @@ def as_text(asked: Asked, result: Any, details: Details | None) -> Iterator[str]
         column("= factor", lambda a: f"{a['scaling_factor']:g}" if a["draft_length"] else "-")
         column("x STP ms", lambda a: ms(a["stp_latency_ms"]) if a["draft_length"] else "-")
         words = {True: "yes", False: "no", None: "-"}
-        column(study.IN_RANGE, lambda a: "-" if a["latency_ms"] is None else words[a["in_study_range"]])
+        if rule is None:
+            column(study.IN_RANGE, lambda a: "-" if a["latency_ms"] is None else words[a["in_study_range"]])
     if stp.correction is not None:
         column("correction", lambda a: "-" if a["latency_ms"] is None else f"{a['correction_factor']:.4f}")
         column("native ms", lambda a: ms(a["native_latency_ms"]))
@@ -255,7 +264,7 @@ def as_text(asked: Asked, result: Any, details: Details | None) -> Iterator[str]
         column("status", lambda a: a["status"])
 
     def rows() -> Iterator[list[str]]:
-        return ([cell(a) for cell in cells] for a in as_json(asked, result, None))
+        return ([cell(a) for cell in cells] for a in as_json(asked, result, None, rule))
 
     lines = aligned_lines(headers, rows, left=left)
     yield next(lines)

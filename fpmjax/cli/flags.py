@@ -19,6 +19,27 @@ class Flag(NamedTuple):
     choices: tuple[str, ...] | None = None
 
 
+def add_rule(group: Any) -> None:
+    """--rule: the factor of a speculative round from a file."""
+    group.add_argument(
+        "--rule",
+        metavar="FILE",
+        help="factor of a speculative round, from a file that `fpmjax calibrate --rule-out` wrote (default: the "
+        "published 0.08 d + 1.25)",
+    )
+
+
+def rule_of(args: argparse.Namespace, *, drafted: bool) -> Any:
+    """The rule of --rule, None without it; drafted: whether a draft length is given, which a rule is about."""
+    if args.rule is None:
+        return None
+    if not drafted:
+        raise UsageError("--rule scales speculative rounds, and no draft length is given\nhint: add --draft-length 1:4")
+    from fpmjax.rule_file import load_rule
+
+    return load_rule(args.rule)
+
+
 def names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(","))
 

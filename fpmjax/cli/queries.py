@@ -127,7 +127,7 @@ class Answered:
     reason: FpmError | None = None
 
 
-def answered(model: Any, pieces: Iterable[Asked], *, evidence: bool = False) -> Answered:
+def answered(model: Any, pieces: Iterable[Asked], *, rule: Any = None, evidence: bool = False) -> Answered:
     """The answers to all pieces as those to one; only one piece is held with its lists."""
     from fpmjax.status import Status
 
@@ -136,7 +136,7 @@ def answered(model: Any, pieces: Iterable[Asked], *, evidence: bool = False) -> 
     seen = 0
     with Progress("estimating", unit="queries") as bar:
         for asked in pieces:
-            result = answers(model, asked, evidence=evidence)
+            result = answers(model, asked, rule=rule, evidence=evidence)
             if (result.status > Status.IDLE).any() and not isinstance(reason, CoverageError):
                 found = explain(model, asked, telling(result.status))
                 reason = found if reason is None or isinstance(found, CoverageError) else reason
@@ -188,7 +188,7 @@ def with_idle_ranks(result: Any, ranks: int) -> Any:
     return wide if stp is result else replace(result, stp=wide)
 
 
-def answers(model: Any, asked: Asked, *, evidence: bool) -> Any:
+def answers(model: Any, asked: Asked, *, rule: Any = None, evidence: bool) -> Any:
     """`estimate` of every query, refusals included; with depths a SpeculativeEstimate.
 
     A depth of 0, which the Python API has no use for, is the ordinary pass under a factor of 1.
@@ -202,7 +202,7 @@ def answers(model: Any, asked: Asked, *, evidence: bool) -> Any:
     plain, found = depth == 0, {}
     if not plain.all():
         work = some(asked.work, ~plain)
-        found[False] = estimate(model, work, draft_length=depth[~plain], check=False, evidence=evidence)
+        found[False] = estimate(model, work, draft_length=depth[~plain], rule=rule, check=False, evidence=evidence)
     if plain.any():
         ordinary: Any = estimate(model, some(asked.work, plain), check=False, evidence=evidence)
         zero = np.zeros(ordinary.status.shape, np.int64)

@@ -11,6 +11,17 @@ SHORT = {"bfloat16": "BF16", "float16": "FP16"}  # the study's own way to write 
 IN_RANGE = "in study range"
 
 
+def rule_document(name: str, rule: Any) -> dict[str, Any]:
+    """For JSON: the rule of --rule, and its file."""
+    return {"rule": {"file": name, **rule.document()}}
+
+
+def rule_legend(rule: Any) -> str:
+    """The rule of --rule in one line."""
+    told = f"factor: {rule.slope} * draft + {rule.intercept}, {' '.join(rule.provenance.split())}"
+    return told if rule.interval is None else f"{told}; {rule.interval}"
+
+
 def document(cell: Cell | None) -> dict[str, Any]:
     """For JSON: where the study lies, and what was asked instead.
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from fpmjax.cli.arguments import BAD_INPUT, NOT_COVERED, UsageError, add_choice, add_command, shorten
 from fpmjax.cli.axes import ABOUT as AXES_ABOUT
-from fpmjax.cli.axes import add_axes, models_of, names_of, queries_of
+from fpmjax.cli.axes import add_axes, models_of, names_of, queries_of, rule_for
 from fpmjax.cli.flags import real
 from fpmjax.cli.output import breakdown, note, print_json
 from fpmjax.cli.saved import HELP
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     asked = models if several else next(iter(models.values()))
     if args.keep is not None:
         return summarised(args, asked, queries)
-    options: dict[str, Any] = {"columns": args.columns, "evidence": args.evidence}
+    options: dict[str, Any] = {"columns": args.columns, "evidence": args.evidence, "rule": rule_for(args)}
     if args.out is None:
         return streamed(asked, queries, options)
     from fpmjax.sweep import sweep
@@ -122,7 +122,7 @@ def streamed(models: Any, queries: Any, options: dict[str, Any]) -> int:
     from fpmjax.sweep import watched
     from fpmjax.sweep_job import job_of
 
-    job = job_of(models, queries, options["columns"], None, None, False)
+    job = job_of(models, queries, options["columns"], None, options["rule"], False)
     if nested := [f.name for f in job.layout.schema if is_nested(f.type)]:
         raise UsageError(f"CSV has no column of lists, such as {nested[0]}\nhint: give --out rows.parquet")
     tally, header = Tally(), True
@@ -186,7 +186,7 @@ def summarised(args: argparse.Namespace, models: Any, queries: Any) -> int:
     path = None if args.out is None else file_of(args.out)
     if path is not None:
         check_free(path, args.overwrite)  # before a long computation
-    table = sweep(models, queries, reduce=reduce)
+    table = sweep(models, queries, reduce=reduce, rule=rule_for(args))
     if path is None:
         print_csv(table, True)
     else:
