@@ -12,10 +12,10 @@ import numpy as np
 
 from fpmjax.errors import refuse_option
 from fpmjax.guard import is_model
-from fpmjax.metrics import U32_MAX, show
+from fpmjax.metrics import U32_MAX, holds_masked, show
 from fpmjax.work import Work
 
-DECODE, PREFILL = "decode_requests", "prefill_requests"
+DECODE, PREFILL, DRAFT = "decode_requests", "prefill_requests", "draft_length"
 # Axis: the axis that it needs beside it, and the ones that say the same otherwise.
 AXES: dict[str, tuple[str | None, tuple[str, ...]]] = {
     DECODE: (None, ()),
@@ -25,11 +25,12 @@ AXES: dict[str, tuple[str | None, tuple[str, ...]]] = {
     "prefill_tokens": (PREFILL, ("tokens_per_request",)),
     "tokens_per_request": (PREFILL, ("prefill_tokens",)),
     "prefill_kv": (PREFILL, ()),
-    "draft_length": (DECODE, ()),
+    DRAFT: (DECODE, ()),
 }
 MODEL = "model"
 MOST = 2**53  # cells; positions stay exact in every number type on the way
-LARGEST = {"draft_length": U32_MAX - 1}
+LONGEST = 2**28  # values of one axis: what memory holds
+LARGEST = {DRAFT: U32_MAX - 1}
 
 
 def grid(**axes: Any) -> Grid:
@@ -37,13 +38,14 @@ def grid(**axes: Any) -> Grid:
 
     decode_requests, and with it decode_kv (KV tokens of all requests together) or kv_per_request;
     prefill_requests, and with it prefill_tokens or tokens_per_request, and prefill_kv;
-    draft_length; model: several models, each asked everything.
+    draft_length, 0 being ordinary decoding; model: several models, each asked everything.
 
     An axis is an integer, or integers in a list, range or array; its order and repetitions are kept.  All of it is the
     work of one rank.
 
     Raises OptionError (code: the axis) for an unknown axis, one without values, values that are no integers of
-    0 .. 2**32 - 1, axes that contradict each other or lack the one they belong to, and more than 2**53 cells.
+    0 .. 2**32 - 1 or too many to hold, axes that contradict each other or lack the one they belong to, and more than
+    2**53 cells.
     """
     models = as_models(axes[MODEL]) if MODEL in axes else None
     values = {name: np.arange(len(models or ())) if name == MODEL else as_axis(name, x) for name, x in axes.items()}
@@ -53,13 +55,13 @@ def grid(**axes: Any) -> Grid:
         )
     for name in (name for name in values if name != MODEL):
         needs, others = AXES[name]
-        if needs and needs not in values:
+        if needs and needs not in values and (name != DRAFT or values[name].any()):
             refuse_option(name, f"{name} needs {needs} beside it", f"add {needs}=1, or as many as are meant")
         for other in others:
             if other in values:
                 refuse_option(name, f"{name} and {other} say the same twice", "give one of them")
-    if "draft_length" in values and PREFILL in values and values[PREFILL].any():
-        refuse_option("draft_length", "a draft length widens pure decode, not prefill", "leave the prefill axes out")
+    if DRAFT in values and values[DRAFT].any() and PREFILL in values and values[PREFILL].any():
+        refuse_option(DRAFT, "a draft length widens pure decode, not prefill", "leave the prefill axes out")
     made = Grid(tuple(values), tuple(values.values()), models)
     if made.size > MOST:
         refuse_option("size", f"this grid has {made.size:,} cells, more than 2**53", "make some axis coarser")
@@ -103,7 +105,7 @@ class Grid:
         return tuple(math.prod(self.shape[i + 1 :]) for i in range(len(self.names)))
 
     def work(self, start: int = 0, stop: int | None = None) -> tuple[Work, np.ndarray | None]:
-        """(work [n], draft lengths int64 [n] or None) of cells start .. stop.
+        """(work [n], draft lengths int64 [n], 0 for ordinary decoding, or None) of cells start .. stop.
 
         A total that exceeds 32 bits is left above it, and is refused as invalid work where it is asked.
         """
@@ -123,9 +125,14 @@ def work_of(columns: dict[str, Any]) -> tuple[Work, Any]:
     ):
         if each in totals:
             totals[total] = totals.pop(each) * totals[requests]
-    depth = totals.pop("draft_length", None)
+    depth = totals.pop(DRAFT, None)
     totals.pop(MODEL, None)
     return Work(**{name: x[..., None] for name, x in totals.items()}), depth
+
+
+def with_models(grid: Grid, models: tuple[Any, ...]) -> Grid:
+    """The grid with a model axis in front."""
+    return Grid((MODEL, *grid.names), (np.arange(len(models)), *grid.values), models)
 
 
 def as_axis(name: str, value: Any) -> np.ndarray:
@@ -134,25 +141,38 @@ def as_axis(name: str, value: Any) -> np.ndarray:
         close = difflib.get_close_matches(name, [*AXES, MODEL], 1)
         hint = f"did you mean {close[0]}?" if close else f"axes are {', '.join([*AXES, MODEL])}"
         refuse_option(name, f"{name} is no axis of a grid", hint)
-    if isinstance(value, np.ndarray) or hasattr(value, "__array__"):
-        found: Any = np.asarray(value)
-    else:
-        try:
-            found = np.array([value] if np.ndim(value) == 0 else list(value), object)
-        except (TypeError, ValueError):
-            found = np.empty((0, 0))
-        if not all(isinstance(x, (int, np.integer)) and not isinstance(x, (bool, np.bool_)) for x in found.ravel()):
-            found = np.empty((0, 0))
-    found = np.atleast_1d(found)
-    if found.ndim != 1 or not (found.dtype == object or found.dtype.kind in "iu"):
+    found = value if isinstance(value, range) else integers_of(value)
+    if found is None:
         refuse_option(name, f"{name} is {show(value)}", "give an integer, or a list, range or array of them")
-    if not len(found):
+    if isinstance(found, range):
+        low, high = sorted((found[0], found[-1])) if found else (0, -1)
+    else:
+        low, high = (int(found.min()), int(found.max())) if len(found) else (0, -1)
+    if high < low:
         refuse_option(name, f"{name} has no values", "give at least one")
-    least, most = (1 if name == "draft_length" else 0), LARGEST.get(name, U32_MAX)
-    low, high = int(found.min()), int(found.max())
-    if low < least or high > most:
-        refuse_option(name, f"{name} reaches {low if low < least else high}", f"values lie from {least} to {most}")
+    most = LARGEST.get(name, U32_MAX)
+    if low < 0 or high > most:
+        refuse_option(name, f"{name} reaches {low if low < 0 else high}", f"values lie from 0 to {most}")
+    if len(found) > LONGEST:
+        refuse_option(name, f"{name} has {len(found):,} values, more than {LONGEST:,}", "make the axis coarser")
+    if isinstance(found, range):
+        return np.arange(found.start, found.stop, found.step, np.int64)
     return found.astype(np.int64)
+
+
+def integers_of(value: Any) -> np.ndarray | None:
+    """[n], of integers or of objects that are all integers; None for everything else, and where one is masked."""
+    try:
+        if hasattr(value, "__array__"):
+            found = np.atleast_1d(np.asarray(value))
+        else:
+            found = np.array([value] if np.ndim(value) == 0 else list(value), object)
+    except (TypeError, ValueError):  # ragged lists, tracers of jax
+        return None
+    whole = found.dtype.kind in "iu" or (
+        found.dtype == object and all(isinstance(x, (int, np.integer)) and type(x) is not bool for x in found.flat)
+    )
+    return found if whole and found.ndim == 1 and not holds_masked(value) else None
 
 
 def as_models(models: Any) -> tuple[Any, ...]:

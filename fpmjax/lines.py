@@ -162,6 +162,7 @@ def answer_cells(copies: Sequence[Any], lines: Lines, values: dict[str, Any], ru
             length=length,
             plain=plain,
             published=is_published(rule),
+            ordinary=DRAFT in values and not values[DRAFT].all(),
         )
         where = partial(on_lines, lines.base[line] + piece * (length * lines.stride), lines.stride)
         yield Block(device, width, lines.kept[line], where, int(left.sum()), ask)
@@ -222,7 +223,7 @@ def asked_values(axes: Axes, rule: SpeculativeRule) -> dict[str, np.ndarray]:
             for x in (name, requests):  # their product is to be seen above 32 bits, and refused
                 values[x] = values[x].astype(np.int64)
     if DRAFT in values:
-        values[FACTOR] = rule.factor(axes.values[DRAFT])
+        values[FACTOR] = np.where(values[DRAFT] > 0, rule.factor(axes.values[DRAFT]), 1.0)
     return values
 
 
@@ -231,7 +232,7 @@ def fill(x: np.ndarray, size: int, value: Any = 0) -> np.ndarray:
     return x if len(x) == size else np.pad(x, (0, size - len(x)), constant_values=value)
 
 
-@partial(jax.jit, static_argnames=("length", "plain", "published"), donate_argnames="state")
+@partial(jax.jit, static_argnames=("length", "plain", "published", "ordinary"), donate_argnames="state")
 def fold_cells(
     model: Any,
     state: Any,
@@ -244,6 +245,7 @@ def fold_cells(
     length: int,
     plain: bool,
     published: bool,
+    ordinary: bool,
 ) -> Any:
     """Cells [length, lines] of a grid.
 
@@ -251,22 +253,27 @@ def fold_cells(
     left: int32 [1, lines], how many cells are real on each line.
     """
     shape = (length, left.shape[1])
-    ms = (answer_plainly if plain else answer)(model, columns | stretch, shape, published).reshape(shape)
+    columns = columns | stretch
+    flat = answer_plainly(model, columns, shape) if plain else answer(model, columns, shape, published, ordinary)
+    ms = flat.reshape(shape)
     real = lax.broadcasted_iota(jnp.int32, ms.shape, 0) < left
     return leave(jnp.where(real, ms, jnp.nan), 0, state, limit, bins)
 
 
-def answer(model: Any, columns: dict[str, Any], shape: tuple[int, int], published: bool) -> Any:
-    """Any model: milliseconds, flat, of columns of a grid that broadcast to the shape; NaN where refused."""
+def answer(model: Any, columns: dict[str, Any], shape: tuple[int, int], published: bool, ordinary: bool) -> Any:
+    """Any model: milliseconds, flat, of columns of a grid that broadcast to the shape; NaN where refused.
+
+    ordinary: whether a draft length may be 0, which is asked of the model as it is."""
     flat = {name: spread(x, shape) for name, x in columns.items()}
     factor = flat.pop(FACTOR, None)
     work, depth = work_of(flat)
     if depth is None:
         return model(work).latency_ms
-    return speculate(jnp, for_draft(model), work, depth, factor, published).latency_ms
+    ms = speculate(jnp, for_draft(model), work, depth, factor, published).latency_ms
+    return jnp.where(depth == 0, model(work).latency_ms, ms) if ordinary else ms
 
 
-def answer_plainly(model: Any, columns: dict[str, Any], shape: tuple[int, int], published: bool) -> Any:
+def answer_plainly(model: Any, columns: dict[str, Any], shape: tuple[int, int]) -> Any:
     """The direct rule where `is_plain` found that nothing else can happen."""
     requests, factor = columns[DECODE], columns.get(FACTOR)
     kv = columns[PER_REQUEST] * requests if PER_REQUEST in columns else columns[KV_AXIS]

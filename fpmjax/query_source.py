@@ -11,11 +11,10 @@ import numpy as np
 import pyarrow as pa
 
 from fpmjax.estimate import fill
-from fpmjax.grid import MODEL, Grid
+from fpmjax.grid import DRAFT, MODEL, Grid
 from fpmjax.metrics import U32_MAX
 from fpmjax.work import COUNTS, Work
 
-DRAFT = "draft_length"
 TOTALS = {  # axis -> its requests, and the total that it makes
     "kv_per_request": ("decode_requests", "decode_kv"),
     "tokens_per_request": ("prefill_requests", "prefill_tokens"),
@@ -140,8 +139,3 @@ def work_of(columns: Mapping[str, np.ndarray], n: int) -> tuple[Work, np.ndarray
         counts = {name: np.where(refused, 0, x) for name, x in counts.items()}
     fields: dict[str, Any] = {name: x.astype(np.uint32)[:, None] for name, x in counts.items()}
     return Work(**fields), refused
-
-
-def with_models(grid: Grid, models: tuple[Any, ...]) -> Grid:
-    """The grid with a model axis in front."""
-    return Grid((MODEL, *grid.names), (np.arange(len(models)), *grid.values), models)

@@ -22,10 +22,10 @@ import numpy as np
 import pyarrow as pa
 
 from fpmjax.errors import refuse_option
-from fpmjax.grid import AXES
+from fpmjax.grid import AXES, DRAFT
 from fpmjax.metrics import U32_MAX, show
 from fpmjax.observe.columns import CSV, NAMES
-from fpmjax.query_source import DRAFT, Piece, phases_of, work_of
+from fpmjax.query_source import Piece, phases_of, work_of
 from fpmjax.result_columns import COLUMNS, FAULT, MODEL
 
 # Name of a column -> the axis that it is.

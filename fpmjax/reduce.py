@@ -17,10 +17,10 @@ import numpy as np
 
 from fpmjax._jax import own_scope
 from fpmjax.errors import SpeculationError, refuse_option
-from fpmjax.grid import DECODE, MODEL, Grid, as_models
-from fpmjax.guard import check_one_model
+from fpmjax.grid import DECODE, DRAFT, MODEL, Grid, with_models
 from fpmjax.lines import fold_grid
 from fpmjax.metrics import show
+from fpmjax.model_names import named
 from fpmjax.progress import Progress
 from fpmjax.rule import PUBLISHED, SpeculativeRule
 from fpmjax.speculative import check_rule, require_eligible
@@ -28,6 +28,9 @@ from fpmjax.totals import Histogram, Totals
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+
+MOST_ROWS = 2**24  # about a gigabyte of totals
 
 
 @dataclass(frozen=True)
@@ -93,18 +96,20 @@ def summarise(
 ) -> pa.Table:
     """The answers to a whole grid, reduced; one row per combination of the kept axes, the last one running fastest.
 
-    models: a model, or several, which become an axis `model` before all others; None where the grid has one.
+    models: as `sweep` takes them: one; several in a list; or {name: model}.  Several, or named ones, become an axis
+        `model` before all others.  None where the grid has one.
     rule: factor of a speculative round, for a grid with `draft_length`; None is the published one.
 
-    Columns: the kept axes (of `model` the position); `cells`, of which `answered` (idle ones among them, at 0 ms) and
-    `refused`; `min_ms`, and `best_*`, where every reduced axis stands at the first minimum in the order of the grid
-    (`best_draft_length` is the fastest draft length); `max_ms`, `mean_ms`; `share_under_limit` of the answered ones and
+    Columns: the kept axes; `cells`, of which `answered` (idle ones among them, at 0 ms) and `refused`; `min_ms`, and
+    `best_*`, where every reduced axis stands at the first minimum in the order of the grid (`best_draft_length` is the
+    fastest draft length); `max_ms`, `mean_ms`; `share_under_limit` of the answered ones and
     `share_of_cells_under_limit`; quantiles as `p50_ms`, `p99.9_ms`.  They are null where nothing is answered.
+    Models are told by their names, as a dictionary of words.
 
     With `Reduce(pareto=True)`: the kept axes, `latency_ms`, `throughput_per_s` (decode steps of requests a second) and
     the reduced axes; from the lowest latency on.  Of equal cells the first one stands for all.
 
-    Raises OptionError (the code names the option or axis), FpmError `stacked`, SpeculationError where a model cannot
+    Raises OptionError (`models`, or the option or axis), FpmError `stacked`, SpeculationError where a model cannot
     answer a draft length.
     """
     import pyarrow as pa
@@ -116,12 +121,14 @@ def summarise(
         refuse_option(
             "grid", f"{type(grid).__name__} is no grid", "fpmjax.grid(decode_requests=[1, 8], decode_kv=8192)"
         )
-    asked, grid = with_models(models, grid)
+    names, asked, several = named(models, grid, "summarise")
+    if several and grid.models is None:
+        grid = with_models(grid, asked)
     for name in reduce.keep:
         if name not in grid.names:
             refuse_option("keep", f"{name} is no axis of this grid", f"its axes are {', '.join(grid.names)}")
     check_rule(rule)
-    if "draft_length" in grid.names:
+    if DRAFT in grid.names:
         for model in asked:
             require_eligible(model)
     elif rule is not None:
@@ -131,6 +138,10 @@ def summarise(
         refuse_option("pareto", "throughput counts decode requests", "give the grid decode_requests")
     # The front of cells with equally many requests is their fastest one: it needs no more than minima.
     keep = reduce.keep if not fronts or DECODE in reduce.keep else (*reduce.keep, DECODE)
+    rows = math.prod(len(grid[name]) for name in keep)
+    if rows > MOST_ROWS:
+        what = f"{' x '.join(keep)} are {rows:,} combinations, more than the {MOST_ROWS:,} that are held at once"
+        refuse_option("keep", what, "keep fewer axes, or make them coarser")
     passes = 2 if reduce.quantiles else 1
     with own_scope(), Progress("summarising", passes * grid.size, unit="cells") if progress else nullcontext() as bar:
         done = 0
@@ -168,27 +179,15 @@ def summarise(
             described["quantile_relative_error"] = repr(QUANTILE_ERROR)
         always = {"share_of_cells_under_limit"}
         columns |= {name: x if name in always else pa.array(x, mask=~some) for name, x in values.items()}
-    if "draft_length" in grid.names:
+    for name in columns.keys() & {MODEL, f"best_{MODEL}"}:
+        place = columns[name] if isinstance(columns[name], pa.Array) else pa.array(columns[name])
+        columns[name] = pa.DictionaryArray.from_arrays(place.cast(pa.int32()), pa.array(names, pa.string()))
+    if DRAFT in grid.names:
         described["rule"] = str(rule or PUBLISHED)
     return pa.table(columns).replace_schema_metadata(described or None)
 
 
 QUANTILE_ERROR = Histogram.ERROR
-
-
-def with_models(models: Any, grid: Grid) -> tuple[tuple[Any, ...], Grid]:
-    """(the models, the grid, with the axis `model` where there are several)."""
-    if grid.models is not None:
-        if models is not None:
-            refuse_option(MODEL, "models are given, but the grid has models of its own", "leave one of them out")
-        asked = grid.models
-    else:
-        asked = as_models(models)
-        if isinstance(models, (list, tuple)):
-            grid = Grid((MODEL, *grid.names), (np.arange(len(asked)), *grid.values), asked)
-    for model in asked:
-        check_one_model(model, "summarise")
-    return asked, grid
 
 
 def pareto_columns(

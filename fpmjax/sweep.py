@@ -5,6 +5,7 @@ Rows stream: while one piece is written, the next is computed, and no more than 
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -15,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from fpmjax.errors import refuse_option
+from fpmjax.metrics import show
 from fpmjax.progress import Progress
 from fpmjax.result_columns import STATUS, as_numpy
 from fpmjax.result_files import SUFFIX, FileOut, FolderOut, Settings, Tally, beside, check_free, write_whole
@@ -69,10 +71,12 @@ def sweep(
         folder of numbered parts, which an interrupted sweep goes on with when it is asked the same again.  Both return
         `Swept`.
     form: of returned rows: "table" (pyarrow Table), "reader" (RecordBatchReader, computed as it is read), "numpy" (dict
-        of arrays: NaN for a missing number, status and resolution as the integers of `Status` and `Resolution`).
+        of arrays: NaN for a missing number, status and resolution as the integers of `Status` and `Resolution`); not
+        taken with `out`.
     columns: names to keep (`result_columns.COLUMNS` and the inputs); None keeps all.
-    reduce: a `Reduce`: not the rows of a grid but their reduction is returned, or written to a file (`summarise`).
-    chunk: rows computed at a time, 2**18; memory grows with it, no answer depends on it.
+    reduce: a `Reduce`: not the rows of a grid but their reduction is returned, or written to a file (`summarise`);
+        columns, form, chunk and evidence are then not taken.
+    chunk: rows computed at a time, 2**18, at most 2**28; memory grows with it, no answer depends on it.
     rule: factor of speculative rounds; None is the published one.
     evidence: add the lookups of every row: resolution, rows of the table's Parquet file and their weights.
     overwrite: replace an existing file when the new one is complete, and an existing result folder at once.
@@ -81,15 +85,15 @@ def sweep(
     `rows`), FpmError (`disk_full`, `unwritable`) and what `estimate` raises for a model or a rule.
     """
     if reduce is not None:
-        if columns is not None or evidence or form != "table":
-            refuse_option(
-                "reduce",
-                "a reduction has no columns or evidence of single rows",
-                "leave columns, form and evidence out",
-            )
+        rows_only = {"columns": columns, "evidence": evidence or None, "form": None if form == "table" else form}
+        for name, value in (rows_only | {"chunk": chunk}).items():
+            if value is not None:
+                refuse_option(name, f"{name} is about single rows, which a reduction has none of", f"leave {name} out")
         return reduced(models, queries, reduce, out, rule, progress, overwrite)
     if form not in FORMS:
-        refuse_option("form", f"form is {form!r}", f"one of {', '.join(FORMS)}")
+        refuse_option("form", f"form is {show(form)}", f"one of {', '.join(FORMS)}")
+    if out is not None and form != "table":
+        refuse_option("form", f"form={form!r} is about rows that are returned, but out writes them", "leave form out")
     job = job_of(models, queries, columns, chunk, rule, evidence)
     if out is not None:
         return to_files(job, out, progress=progress, overwrite=overwrite)
@@ -111,8 +115,7 @@ def reduced(models: Any, queries: Any, reduce: Any, out: Any, rule: Any, progres
     path = None if out is None else file_of(out)
     if path is not None:
         check_free(path, overwrite)  # before a long computation
-    asked = list(models.values()) if isinstance(models, Mapping) else models
-    table = summarise(asked, queries, reduce=reduce, rule=rule, progress=progress)
+    table = summarise(models, queries, reduce=reduce, rule=rule, progress=progress)
     if path is None:
         return table
     write_whole(path, table, overwrite=overwrite)
@@ -159,9 +162,19 @@ def holds_few_values(field: pa.Field) -> bool:
 
 
 def path_of(out: Any) -> Path:
-    if not isinstance(out, (str, os.PathLike)) or not os.fspath(out):
-        refuse_option("out", f"out is {out!r}", "name a .parquet file or a folder")
-    return Path(out)
+    """OptionError (`out`) for what no file can be named."""
+    hint = "name a .parquet file or a folder"
+    name = os.fspath(out) if isinstance(out, (str, os.PathLike)) else None
+    if not isinstance(name, str) or not name:
+        refuse_option("out", f"out is {show(out)}", hint)
+    try:
+        os.lstat(name)
+    except ValueError as error:  # an embedded NUL, or half a surrogate pair
+        refuse_option("out", f"out is {show(name)}: {error}", hint)
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            refuse_option("out", f"the name {show(name)} is too long", hint)
+    return Path(name)
 
 
 def file_of(out: Any) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,9 +15,10 @@ import pyarrow as pa
 
 from fpmjax.errors import refuse_option
 from fpmjax.estimate import check_arguments, estimate
-from fpmjax.grid import Grid
-from fpmjax.guard import check_concrete, check_one_model, is_model
-from fpmjax.query_source import GridQueries, Piece, Source, with_models
+from fpmjax.grid import Grid, with_models
+from fpmjax.metrics import as_index, show
+from fpmjax.model_names import named
+from fpmjax.query_source import GridQueries, Piece, Source
 from fpmjax.query_table import TableQueries
 from fpmjax.result_columns import PHASES, STATUS, Arrays, Layout, arrays_of, blank, gathered, ordinary
 from fpmjax.result_files import FORMAT, VERSION
@@ -27,6 +28,7 @@ from fpmjax.status import Status
 from fpmjax.work import Work
 
 CHUNK = 1 << 18  # rows: the largest compiled size, and a row group that readers skip and spread well
+MOST_CHUNK = 1 << 28
 NOTE = b"fpmjax"  # key in the schema metadata
 
 
@@ -61,9 +63,12 @@ class Job:
 
 def job_of(models: Any, queries: Any, columns: Any, chunk: Any, rule: Any, evidence: bool) -> Job:
     """Everything checked, before anything is computed."""
-    if chunk is not None and (type(chunk) is not int or chunk < 1):
-        refuse_option("chunk", f"chunk is {chunk!r}", "give a number of rows, from 1")
-    names, asked, several = named(models, queries)
+    if chunk is not None:
+        size = as_index(chunk)
+        if size is None or not 1 <= size <= MOST_CHUNK:
+            refuse_option("chunk", f"chunk is {show(chunk)}", f"give a number of rows, from 1 to {MOST_CHUNK}")
+        chunk = size
+    names, asked, several = named(models, queries, "sweep")
     nothing = Work.decode(0, 0)
     for model in asked:
         check_arguments(model, nothing, rule)
@@ -87,48 +92,6 @@ def job_of(models: Any, queries: Any, columns: Any, chunk: Any, rule: Any, evide
     about = about_of(asked, names, source, layout, rule)
     layout.schema = layout.schema.with_metadata({NOTE: json.dumps(about)})
     return Job(asked, source, layout, chunk or CHUNK, rule if source.drafted else None, evidence, about)
-
-
-def named(models: Any, queries: Any) -> tuple[list[str], tuple[Any, ...], bool]:
-    """(names, models, whether rows say which model they are of)."""
-    own = queries.models if isinstance(queries, Grid) else None
-    if own is not None:
-        if models is not None:
-            refuse_option(
-                "models", "the grid has an axis of models, and models are given beside it", "give models=None"
-            )
-        return names_of(own), own, True
-    if isinstance(models, Mapping):
-        names, asked = [str(name) for name in models], tuple(models.values())
-    elif isinstance(models, Sequence) and not isinstance(models, str) and not is_model(models):
-        asked = tuple(models)
-        names = []
-    else:
-        asked, names = (models,), []
-    if not asked or not all(map(is_model, asked)):
-        shown = type(models).__name__ if is_bare(models) else "no list of models"
-        refuse_option("models", f"models is {shown}", "give fpmjax.direct(cell), a list of models, or {name: model}")
-    for model in asked:
-        check_one_model(model, "sweep")
-        check_concrete(model, "sweep", "inside jit call model(work)")
-    several = isinstance(models, Mapping) or len(asked) > 1
-    return names or names_of(asked), asked, several
-
-
-def is_bare(models: Any) -> bool:
-    return not isinstance(models, (list, tuple, Mapping))
-
-
-def names_of(models: Sequence[Any]) -> list[str]:
-    """A name for each: what tells the cells apart, where that is enough, or the position."""
-    cells = [getattr(model, "cell", None) for model in models]
-    identities = [dict(cell.identity) for cell in cells if cell is not None]
-    if len(identities) == len(cells):
-        apart = [name for name in identities[0] if len({str(x[name]) for x in identities}) > 1]
-        names = [" ".join(f"{name}={x[name]}" for name in apart) for x in identities]
-        if len(set(names)) == len(names) and all(names):
-            return names
-    return [f"model {i}" for i in range(len(models))]
 
 
 def given(model: Any, drafted: bool, evidence: bool) -> set[str]:

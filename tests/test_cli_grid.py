@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 
@@ -53,6 +54,23 @@ def test_axes_come_from_a_document(fpm, tmp_path, expected, suffix):
         text = json.dumps({"kv_per_request": "512:2048:x2", "decode_requests": [1, "8", 999]})
     (tmp_path / f"axes.{suffix}").write_text(text)
     assert rows_of(fpm("sweep", *TP1, "--spec", tmp_path / f"axes.{suffix}").out) == plain(expected)
+
+
+@pytest.mark.parametrize("name", ["axes.json", "axes.yaml", "q.csv", "q.csv.gz"])
+def test_short_names_and_a_byte_order_mark_are_taken(fpm, tmp_path, name):
+    if name.endswith("yaml"):
+        pytest.importorskip("yaml", reason="pyyaml is not installed")
+    text = (
+        "batch,kv,draft_length\n8,8192,0\n8,8192,1\n"
+        if "csv" in name
+        else '{"batch": 8, "kv": 8192, "draft_length": "0:1"}'
+    )
+    with (gzip.open if name.endswith("gz") else open)(tmp_path / name, "wt", encoding="utf-8-sig") as file:
+        file.write(text)
+    rows = rows_of(fpm("sweep", *TP1, "--spec", tmp_path / name).out)
+    told = rows_of(fpm("sweep", *TP1, "--batch", "8", "--kv", "8192", "--draft-length", "0:1").out)
+    assert [row["latency_ms"] for row in rows] == [row["latency_ms"] for row in told]
+    assert [row["scaling_factor"] for row in rows] == [1.0, 1.33]
 
 
 def test_yaml_numbers_read_as_on_the_command_line(fpm, tmp_path):
@@ -152,7 +170,7 @@ def test_a_reduction_is_that_of_summarise(fpm, tmp_path, embedded_cell):
         (TP1, ("nothing is asked",)),
         ((*TP1, "--kv", "1"), ("a grid needs decode_requests", "--decode-requests 1,8 --decode-kv 8192")),
         ((*TP1, "--batch", "1", "--kv", "1", "--kv-per-request", "1"), ("say the same twice",)),
-        ((*TP1, "--batch", "1", "--draft-length", "0:4"), ("draft_length reaches 0",)),
+        ((*TP1, "--batch", "1", "--draft-length", "4294967295"), ("draft_length reaches 4294967295",)),
         ((*TP1, "--batch", "1", "--spec", "x"), ("--spec says what is asked, so --decode-requests",)),
         ((*TP1, "--spec", "absent.json"), ("absent.json does not exist",)),
         ((*TP1, "--batch", "1", "--columns", "latency"), ("did you mean latency_ms",)),
@@ -172,6 +190,8 @@ def test_mistakes_are_told_in_words_of_the_command_line(fpm, argv, texts):
         ("a.json", "[1]", "holds no axes"),
         ("a.json", '{"decode_requests": "8:1"}', "decode_requests: the range 8:1 ends before it begins"),
         ("a.json", '{"decode_request": 1}', "did you mean decode_requests"),
+        ("a.json", '{"decode_requests": 1, "batch": 1}', "batch and decode_requests are the same axis"),
+        ("a.json", '{"kv": "8:1", "batch": 1}', "decode_kv: the range 8:1 ends before it begins"),
         ("a.json", '{"decode_requests": 1.5}', "decode_requests"),
         ("a.csv", "x\n1\n", "no column that says what is asked"),
     ],

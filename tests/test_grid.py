@@ -61,7 +61,19 @@ def test_a_huge_grid_costs_nothing_until_it_is_looked_at():
         ({"decode_kv": 1}, "decode_requests"),
         ({"prefill_requests": 1, "decode_kv": 1}, "decode_kv"),
         ({"decode_requests": 1, "decode_kv": 1, "kv_per_request": 1}, "decode_kv"),
-        ({"decode_requests": 1, "draft_length": 0}, "draft_length"),
+        ({"decode_requests": 1, "draft_length": -1}, "draft_length"),
+        ({"decode_requests": 1, "draft_length": 2**32 - 1}, "draft_length"),
+        ({"prefill_requests": 1, "draft_length": [0, 1]}, "draft_length"),
+        ({"decode_requests": 1, "prefill_requests": 1, "draft_length": [0, 1]}, "draft_length"),
+        ({"decode_requests": range(2**70)}, "decode_requests"),
+        ({"decode_requests": range(2**32 - 1)}, "decode_requests"),
+        ({"decode_requests": range(3, 0)}, "decode_requests"),
+        ({"decode_requests": range(3, -2, -1)}, "decode_requests"),
+        ({"decode_requests": np.ma.array([1, 2], mask=[False, True])}, "decode_requests"),
+        ({"decode_requests": np.array([1, 1.5], object)}, "decode_requests"),
+        ({"decode_requests": np.array([1, True], object)}, "decode_requests"),
+        ({"decode_requests": np.array([1, None], object)}, "decode_requests"),
+        ({"decode_requests": [[1], [2, 3]]}, "decode_requests"),
         ({"decode_requests": 1, "prefill_requests": 1, "draft_length": 1}, "draft_length"),
         ({"decode_requests": 1, "model": []}, "model"),
         ({"decode_requests": 1, "model": ["m"]}, "model"),
@@ -73,6 +85,21 @@ def test_axes_that_make_no_sense_are_refused_by_name(axes, code):
         grid(**axes)
     assert error.value.code == code
     assert "\nhint: " in str(error.value)
+
+
+def test_values_come_in_many_forms():
+    for value in ([3, 1], (3, 1), range(3, 0, -2), np.array([3, 1], np.uint64), np.array([3, 1], object)):
+        assert grid(decode_requests=value)["decode_requests"].tolist() == [3, 1]
+    whole = np.ma.array([3, 1], mask=False)
+    assert grid(decode_requests=whole)["decode_requests"].tolist() == [3, 1]
+    assert grid(decode_requests=np.int8(7))["decode_requests"].tolist() == [7]
+
+
+def test_a_draft_length_of_nothing_is_ordinary_decoding():
+    work, depth = grid(decode_requests=[1, 2], draft_length=range(3)).work()
+    assert depth is not None and depth.tolist() == [0, 1, 2] * 2 and work.shape == (6,)
+    assert grid(decode_requests=1, prefill_requests=1, prefill_tokens=5, draft_length=0).size == 1
+    assert grid(prefill_requests=1, prefill_tokens=5, draft_length=0).size == 1
 
 
 def test_too_many_cells_are_refused():

@@ -37,6 +37,15 @@ def toy(holes):
     return Toy(np.array(holes, float))
 
 
+def ask(model, work, depth, rule=None):
+    """float64 [n]; a draft length of 0 is ordinary decoding."""
+    ms = estimate(model, work, check=False).latency_ms
+    if depth is None:
+        return ms
+    drafted = estimate(model, work, draft_length=np.maximum(depth, 1), rule=rule, check=False).latency_ms
+    return np.where(depth > 0, drafted, ms)
+
+
 def answers(models, grid, keep, rule=None):
     """Every answer, [kept combinations, reduced cells], NaN where refused; and the axes that are reduced."""
     named = dict(zip(grid.names, grid.values, strict=True))
@@ -45,22 +54,26 @@ def answers(models, grid, keep, rule=None):
     ms = np.full(grid.size, np.nan)
     for i, model in enumerate(models):
         here = columns["model"] == i if "model" in columns else np.ones(grid.size, bool)
-        result = estimate(model, work, draft_length=depth, rule=rule, check=False)
-        ms[here] = result.latency_ms[here]
+        ms[here] = ask(model, work, depth, rule)[here]
     reduced = [name for name in grid.names if name not in keep]
     order = [grid.names.index(name) for name in (*keep, *reduced)]
     kept = int(np.prod([len(named[name]) for name in keep]))
     return ms.reshape(grid.shape).transpose(order).reshape(kept, -1), reduced
 
 
-def assert_summary(table, models, grid, reduce, rule=None):
+def assert_summary(table, models, grid, reduce, rule=None, names=()):
+    """names: of the models, where positions on their axis are no names."""
+
+    def told(name, places):
+        return [f"model {i}" if not names else names[i] for i in places] if name == "model" else list(places)
+
     ms, reduced = answers(models, grid, reduce.keep, rule)
     found = ~np.isnan(ms)
     rows = table.to_pylist()
     assert len(rows) == len(ms)
     kept = np.meshgrid(*(grid[name] for name in reduce.keep), indexing="ij")
     for name, values in zip(reduce.keep, kept, strict=True):
-        assert table[name].to_pylist() == values.ravel().tolist()
+        assert table[name].to_pylist() == told(name, values.ravel().tolist())
     shape = [len(grid[name]) for name in reduced]
     for row, mine, some in zip(rows, ms, found, strict=True):
         known = mine[some]
@@ -73,7 +86,8 @@ def assert_summary(table, models, grid, reduce, rule=None):
             continue
         best = np.unravel_index(np.nanargmin(mine), shape)
         assert (row["min_ms"], row["max_ms"]) == (known.min(), known.max())
-        assert [row[f"best_{name}"] for name in reduced] == [grid[n][i] for n, i in zip(reduced, best, strict=True)]
+        for name, i in zip(reduced, best, strict=True):
+            assert [row[f"best_{name}"]] == told(name, [grid[name][int(i)]])
         assert row["mean_ms"] == pytest.approx(known.mean(), rel=1e-12)
         if reduce.limit_ms is not None:
             assert row["share_under_limit"] == (known <= reduce.limit_ms).sum() / known.size
@@ -97,7 +111,7 @@ REQUESTS, KV = st.integers(1, 30), st.one_of(st.integers(0, 40), st.just(2**31))
 @settings(max_examples=10, phases=[Phase.explicit, Phase.generate])
 @given(tables(decode_only=True), st.data())
 def test_every_column_equals_brute_force(names, keep, rows, data):
-    sizes = {"decode_requests": (REQUESTS, 1, 6), "draft_length": (st.integers(1, 4), 1, 4)}
+    sizes = {"decode_requests": (REQUESTS, 1, 6), "draft_length": (st.integers(0, 4), 1, 4)}
     drawn = {name: sizes.get(name, (KV, 7, 40)) for name in names}
     made = grid(**{n: data.draw(st.lists(x, min_size=low, max_size=high)) for n, (x, low, high) in drawn.items()})
     reduce = Reduce(keep=keep, limit_ms=data.draw(st.floats(0, 1e4)), quantiles=(0, 0.3, 1))
@@ -110,7 +124,7 @@ def test_every_column_equals_brute_force(names, keep, rows, data):
 
 @pytest.mark.parametrize("keep", [("decode_requests",), (), ("decode_kv",), ("draft_length", "decode_requests")])
 def test_the_embedded_table(embedded_cell, block_sizes, keep):
-    made = grid(decode_requests=range(1, 90, 3), decode_kv=range(500, 300_000, 1999), draft_length=[3, 1, 2])
+    made = grid(decode_requests=range(1, 90, 3), decode_kv=range(500, 300_000, 1999), draft_length=[3, 0, 1, 2])
     reduce = Reduce(keep=keep, limit_ms=25, quantiles=[0.5, 0.99])
     model = direct(embedded_cell)
     assert_summary(summarise(model, made, reduce=reduce, progress=False), [model], made, reduce)
@@ -134,8 +148,59 @@ def test_several_models_are_an_axis(block_sizes):
         assert_summary(summarise(None, made, reduce=reduce, progress=False), models, made, reduce)
     plain = grid(decode_requests=[1, 5], decode_kv=range(33))
     table = summarise(models, plain, reduce=Reduce(keep=["model"]), progress=False)
-    assert table["model"].to_pylist() == [0, 1, 2]
+    assert table["model"].to_pylist() == ["model 0", "model 1", "model 2"]
     assert table["best_decode_kv"].to_pylist() == [1, 0, 0]
+
+
+@settings(max_examples=10, phases=[Phase.explicit, Phase.generate])
+@given(tables(decode_only=True), st.lists(st.integers(0, 40), min_size=1, max_size=4), st.data())
+def test_models_of_every_kind_at_any_draft_length(rows, holes, data):
+    models = {"table": direct(cell_of(rows)), "toy": toy(holes)}
+    drafts = data.draw(st.lists(st.integers(0, 3), min_size=1, max_size=4))
+    plain = {"decode_requests": [1, 3, 8], "decode_kv": range(20), "draft_length": drafts}
+    made = grid(model=list(models.values()), **plain)
+    reduce = Reduce(keep=data.draw(st.sampled_from([(), ("model",), ("draft_length", "model")])), limit_ms=5)
+    with pytest.MonkeyPatch.context() as patch:
+        for constant, value in SMALL.items():
+            patch.setattr(lines, constant, value)
+        table = summarise(models, grid(**plain), reduce=reduce, progress=False)
+    assert_summary(table, list(models.values()), made, reduce, names=list(models))
+
+
+def test_models_have_the_names_of_a_sweep(embedded_cells):
+    both = {"small": direct(embedded_cells.select(tp=1)), "large": direct(embedded_cells.select(tp=4))}
+    made = grid(decode_requests=[1, 8], kv_per_request=1024)
+    for models in (both, list(both.values()), list(both.values())[:1], {"one": both["small"]}, both["small"]):
+        rows = fpmjax.sweep(models, made, progress=False)
+        kept = fpmjax.sweep(models, made, reduce=Reduce(), progress=False)
+        assert ("model" in rows.column_names) == ("best_model" in kept.column_names)
+        if "best_model" in kept.column_names:
+            names = rows["model"].to_pylist()
+            quickest = np.array(names)[rows["latency_ms"].to_numpy().reshape(-1, 2).argmin(0) * 2].tolist()
+            assert kept["best_model"].to_pylist() == quickest
+            assert kept.schema.field("best_model").type == rows.schema.field("model").type
+            by_name = summarise(models, made, reduce=Reduce(keep=["model"]), progress=False)
+            assert by_name["model"].to_pylist() == list(dict.fromkeys(names))
+            front = summarise(models, made, reduce=Reduce(keep=["model"], pareto=True), progress=False)
+            assert set(front["model"].to_pylist()) == set(names)
+    nowhere = grid(decode_requests=10**6, kv_per_request=1)
+    assert summarise(both, nowhere, reduce=Reduce(keep=()), progress=False)["best_model"].to_pylist() == [None]
+
+
+def test_a_draft_length_of_nothing_has_the_bits_of_ordinary_decoding(embedded_cell, block_sizes):
+    axes = {"decode_requests": range(1, 70), "decode_kv": range(999, 200_000, 1777)}
+    for model in (direct(embedded_cell), toy([7])):
+        for keep in ("decode_requests", "decode_kv"):
+            plain = summarise(model, grid(**axes), reduce=Reduce(keep=keep), progress=False)
+            zero = summarise(model, grid(**axes, draft_length=0), reduce=Reduce(keep=keep), progress=False)
+            assert zero.drop(["best_draft_length"]).to_pylist() == plain.to_pylist()
+            assert set(zero["best_draft_length"].to_pylist()) <= {0, None}
+
+
+def test_prefill_goes_with_a_draft_length_of_nothing():
+    axes = {"prefill_requests": [0, 1], "prefill_tokens": [0, 9], "decode_requests": [0, 2], "decode_kv": [3, 0]}
+    plain, zero = (summarise(toy([-1]), grid(**axes, **more), progress=False) for more in ({}, {"draft_length": 0}))
+    assert zero.drop(["best_draft_length"]).to_pylist() == plain.to_pylist()
 
 
 def test_the_first_of_equal_minima_wins():
@@ -286,9 +351,12 @@ DECODE = {"decode_requests": [1, 2], "decode_kv": [1, 2]}
         (TOY, DECODE, {"reduce": ["decode_requests"]}, "reduce"),
         (TOY, {"prefill_requests": 1, "prefill_tokens": 5}, {"reduce": Reduce(keep=(), pareto=True)}, "pareto"),
         (TOY, None, {}, "grid"),
-        ("toy", DECODE, {}, "model"),
-        ([], DECODE, {}, "model"),
-        (TOY, DECODE | {"model": [TOY]}, {}, "model"),
+        ("toy", DECODE, {}, "models"),
+        ([], DECODE, {}, "models"),
+        (TOY, DECODE | {"model": [TOY]}, {}, "models"),
+        ({1: TOY, "1": TOY}, DECODE, {}, "models"),
+        (TOY, dict.fromkeys(DECODE, range(2**20)), {"reduce": Reduce(keep=list(DECODE))}, "keep"),
+        (TOY, dict.fromkeys(DECODE, range(2**20)), {"reduce": Reduce(keep="decode_kv", pareto=True)}, "keep"),
     ],
 )
 def test_what_cannot_be_summarised_is_refused_by_name(models, axes, options, code):

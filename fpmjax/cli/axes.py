@@ -36,15 +36,17 @@ AXES = {
     "prefill_tokens": (None, "tokens they compute, in total"),
     "tokens_per_request": (None, "tokens each of them computes, instead of a total"),
     "prefill_kv": (None, "cached tokens they read, in total"),
-    "draft_length": (None, "draft tokens per round, from 1"),
+    "draft_length": (None, "draft tokens per round; 0 is ordinary decoding"),
 }
+SHORT = {short.lstrip("-"): name for name, (short, _) in AXES.items() if short}
 DOCUMENTS = {".json": "JSON", ".yaml": "YAML", ".yml": "YAML"}
 ABOUT = f"""\
 Axes are combined in every way, the first one below outermost; counts are totals of one iteration and rank unless
 their name says per request.  --spec takes them from a file instead:
-  axes.json, axes.yaml     {{"decode_requests": "1:512", "kv_per_request": [512, 4096], "draft_length": "1:4"}}
-  queries.parquet, .csv    a table with columns of these names (batch and kv too), one iteration a row; its other
-                           columns are carried through, and a row that cannot be asked is kept as a refused one
+  axes.json, axes.yaml     {{"decode_requests": "1:512", "kv_per_request": [512, 4096], "draft_length": "0:4"}}
+  queries.parquet, .csv    a table with columns of these names, one iteration a row; its other columns are carried
+                           through, and a row that cannot be asked is kept as a refused one
+In both batch and kv are short for decode_requests and decode_kv.
 
 {LIST}"""
 
@@ -104,7 +106,7 @@ def grid_of(axes: Mapping[str, Any], where: str) -> Any:
 
 def axes_of(name: str, kind: str) -> dict[str, Any]:
     """The axes in a document; a text is a list as on the command line."""
-    with open(name, encoding="utf-8") as file:
+    with open(name, encoding="utf-8-sig") as file:
         try:
             found = strict_json.decode(file.read()) if kind == "JSON" else yaml_of(file.read())
         except (ValueError, RecursionError) as error:
@@ -112,7 +114,10 @@ def axes_of(name: str, kind: str) -> dict[str, Any]:
     if not isinstance(found, dict) or not found or not all(isinstance(x, str) for x in found):
         raise UsageError(f'{name} holds no axes\nhint: for example {{"decode_requests": "1:8", "decode_kv": 8192}}')
     axes: dict[str, Any] = {}
-    for axis, values in found.items():
+    for given, values in found.items():
+        axis = SHORT.get(given, given)
+        if axis in axes:
+            raise UsageError(f"{name}: {given} and {axis} are the same axis\nhint: keep one of them")
         parts = values if isinstance(values, list) else [values]
         axes[axis] = []
         for part in parts:
