@@ -145,7 +145,8 @@ def six_scored() -> Scored:
     """`six_rounds`, scored."""
     rounds = [(d, f, t, c) for c, (_, f, d, _, measured) in enumerate(SIX) for t in measured]
     configs = [Config(gpu, 1, "M", "mtp", d, size, 64) for gpu, _, d, size, _ in SIX]
-    return scored(*zip(*rounds, strict=True), configs)
+    depth, reference, measured, config = zip(*rounds, strict=True)
+    return scored(depth, reference, measured, config, configs)
 
 
 def synthetic_scored(**options: Any) -> Scored:

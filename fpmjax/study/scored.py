@@ -9,8 +9,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from fpmjax.errors import refuse_option
+
 if TYPE_CHECKING:
     from fpmjax.rule import SpeculativeRule
+    from fpmjax.study.read import Study
+    from fpmjax.study.reference import Curves
 
 
 class Config(NamedTuple):
@@ -116,3 +120,100 @@ class Scored:
         """The rounds of a boolean mask [n].  Configurations keep their index, their unmatched and excluded counts."""
         columns = ("depth", "reference_ms", "measured_ms", "config", "kv", "repetition", "round_index")
         return replace(self, **{name: getattr(self, name)[mask] for name in columns})
+
+
+def score(
+    study: Study,
+    *,
+    reference: str = "measured",
+    model: Any = None,
+    repetition: int | None = 1,
+    warmup: int = 16,
+) -> Scored:
+    """The speculative rounds of one repetition beside their reference.
+
+    reference, model: see `fpmjax.study.reference`.
+    repetition: of the speculative rounds; None for all of them.  The reference is always of repetition 0.
+    warmup: rounds left out at the start of every run, ordinary ones too.
+
+    Raises OptionError: `study_empty` (no speculative round of that repetition), and those of `exclude` and of
+    `reference_of`.
+    """
+    from fpmjax.study.columns import CONFIGURATION
+    from fpmjax.study.exclude import exclude
+    from fpmjax.study.reference import curves_of, reference_of
+    from fpmjax.study.rules import coded
+
+    c = study.columns
+    left_out = exclude(study, warmup=warmup)
+    curves = None if reference == "estimator" else curves_of(study, left_out.kept)
+    ms = reference_of(study, left_out.kept, mode=reference, model=model, curves=curves)
+    asked = study.sd if repetition is None else study.sd & (c["repetition"] == repetition)
+    if not asked.any():
+        there = sorted(set(c["repetition"][study.sd].tolist()))
+        what = "speculative rounds" if repetition is None else f"speculative rounds of repetition {repetition}"
+        hint = f"pass repetition={there[0]}, or None for all" if there else "rows of kind sd are what is scored"
+        refuse_option("study_empty", f"{study.label} has no {what}", hint)
+    rows = np.flatnonzero(asked)
+    keys = ("study_id", "framework", "framework_version", "dtype", "repetition", "round_index")
+    rows = rows[np.lexsort([c[name][rows] for name in reversed(CONFIGURATION + keys)])]
+    _, first, config = np.unique(
+        coded([c[name][rows] for name in CONFIGURATION]), return_index=True, return_inverse=True
+    )
+    values = [study.text(name)[rows[first]] if name in study.words else c[name][rows[first]] for name in CONFIGURATION]
+    configs = tuple(Config(*row) for row in zip(*(column.tolist() for column in values), strict=True))
+    code = left_out.code[rows]
+    matched = ~np.isnan(ms[rows])
+    excluded = {
+        reason: np.bincount(config[code == i], minlength=len(configs)).astype(np.int64)
+        for i, reason in enumerate(left_out.reasons, 1)
+        if (code == i).any()
+    }
+    lost, scored = (code == 0) & ~matched, (code == 0) & matched
+    unmatched = np.bincount(config[lost], minlength=len(configs)).astype(np.int64)
+    missing = _missing(study, rows[lost], config[lost], configs, curves)
+    config, rows = config[scored].astype(np.int32), rows[scored]
+    return Scored(
+        depth=c["draft_length"][rows],
+        reference_ms=ms[rows],
+        measured_ms=c["latency_ms"][rows],
+        config=config,
+        kv=c["total_kv_tokens"][rows],
+        repetition=c["repetition"][rows].astype(np.int32),
+        round_index=c["round_index"][rows],
+        configs=configs,
+        unmatched=unmatched,
+        excluded=excluded,
+        reference=reference,
+        missing=missing,
+    )
+
+
+def _missing(
+    study: Study, rows: np.ndarray, config: np.ndarray, configs: tuple[Config, ...], curves: Curves | None
+) -> tuple[dict[str, Any], ...]:
+    """One entry per configuration with unmatched rounds: what was looked up, and what was measured at that batch.
+
+    `measured_kv` is None where the batch was not measured, or where the reference is a model.
+    """
+    from fpmjax.study.reference import engines
+
+    kv, code = study.columns["total_kv_tokens"], engines(study)
+    entries = []
+    for i in np.unique(config).tolist():
+        here = rows[config == i]
+        batch = (configs[i].draft_length + 1) * configs[i].batch_size
+        curve = -1
+        if curves is not None:
+            low, high = curves.find(code[here[:1]], np.array([batch]))
+            curve = int(low[0]) if low[0] == high[0] else -1
+        entries.append(
+            {
+                **configs[i]._asdict(),
+                "unmatched": len(here),
+                "widened_batch": batch,
+                "kv": [int(kv[here].min()), int(kv[here].max())],
+                "measured_kv": list(curves.bounds(curve)) if curves is not None and curve >= 0 else None,
+            }
+        )
+    return tuple(entries)
