@@ -9,9 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fpmjax.errors import OptionError
+from fpmjax.errors import OptionError, refuse_option
 from fpmjax.guard import is_model
 from fpmjax.metrics import show
+from fpmjax.model_names import told_apart
 from fpmjax.result_columns import FAULT, STATUS, as_numpy
 from fpmjax.rule import SpeculativeRule
 from fpmjax.sweep import sweep
@@ -37,6 +38,9 @@ def compare(
     `difference_ms` = b - a, and `difference_pct` = 100 (b - a) / a, null where either has no answer (and where a takes
     0 ms).  `difference_summary` tells the whole of it in a few numbers.
 
+    The schema's metadata hold, as JSON under `fpmjax`, what a sweep's do.  `models` says who they are: `name` (a, b),
+    `called` (`compare_names`), kind and digest, and of a table its file, digest, policy and cell.
+
     Raises what `sweep` raises; OptionError (`columns`) where the inputs have columns of these names.
     """
     for letter, model in (("a", a), ("b", b)):
@@ -60,13 +64,22 @@ def compare(
     about = {
         "result": {**notes[0]["result"], "format": "fpmjax comparison"},
         "versions": notes[0]["versions"],
-        "models": [{**note["models"][0], "name": letter} for letter, note in zip("ab", notes, strict=True)],
+        "models": [
+            {**note["models"][0], "name": letter, "called": called}
+            for letter, called, note in zip("ab", compare_names(a, b), notes, strict=True)
+        ],
         "rule": notes[0]["rule"],
         "queries": notes[0]["queries"],
         "units": {"a_latency_ms": "ms", "b_latency_ms": "ms", "difference_ms": "ms", "difference_pct": "%"},
     }
     table = pa.table({**columns, **made})
     return table.replace_schema_metadata({NOTE: json.dumps(about)})
+
+
+def compare_names(a: Any, b: Any) -> tuple[str, str]:
+    """Two short names: what tells the cells of two models apart, such as ("tp=1", "tp=4"), or ("A", "B")."""
+    one, other = told_apart((a, b)) or ("A", "B")
+    return one, other
 
 
 def share(difference: pa.ChunkedArray, of: pa.ChunkedArray) -> pa.Array:
@@ -82,7 +95,10 @@ def difference_summary(table: pa.Table) -> dict[str, Any]:
     rows, both, only_a, only_b, neither: how many rows have which answers; and over those with both, of the difference
     in ms and in percent: `median_*` its median, `p90_*` the 90th percentile of its size (linear interpolation),
     `worst_*` the one of the largest size, with its sign, and `worst_row` where the largest percentage stands.
+
+    Raises OptionError (`table`) for what is no comparison.
     """
+    check_comparison(table)
     has_a, has_b = (table.column(f"{letter}_latency_ms").is_valid().to_numpy() for letter in "ab")
     out: dict[str, Any] = {
         "rows": table.num_rows,
@@ -110,6 +126,16 @@ def difference_summary(table: pa.Table) -> dict[str, Any]:
 
 def worst_rows(table: pa.Table, n: int) -> np.ndarray:
     """int64, the rows that differ by the largest percentages, the largest first; of equal ones the first."""
+    check_comparison(table)
     size = np.abs(as_numpy("", table.column("difference_pct")))
     known = np.flatnonzero(size > 0)
     return known[np.argsort(-size[known], kind="stable")[:n]]
+
+
+def check_comparison(table: Any) -> None:
+    """OptionError (`table`) for what `compare` did not make."""
+    needed = ("a_latency_ms", "b_latency_ms", "difference_ms", "difference_pct")
+    names = table.column_names if isinstance(table, pa.Table) else ()
+    if missing := [name for name in needed if name not in names]:
+        what = f"a table without {missing[0]}" if isinstance(table, pa.Table) else f"a {type(table).__name__}"
+        refuse_option("table", f"{what} is no comparison", "fpmjax.compare(a, b, queries) makes one")

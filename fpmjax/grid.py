@@ -156,7 +156,7 @@ def as_axis(name: str, value: Any) -> np.ndarray:
     if len(found) > LONGEST:
         refuse_option(name, f"{name} has {len(found):,} values, more than {LONGEST:,}", "make the axis coarser")
     if isinstance(found, range):
-        return np.arange(found.start, found.stop, found.step, np.int64)
+        return np.arange(found.start, found.stop, found.step, dtype=np.int64)
     return found.astype(np.int64)
 
 

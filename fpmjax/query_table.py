@@ -4,6 +4,9 @@ Columns are the axes of a grid (`decode_requests` with `decode_kv` or `kv_per_re
 `prefill_tokens` or `tokens_per_request`, `prefill_kv`, `draft_length`) or the names that observations and engines use
 for them.  A draft length of 0 or null is ordinary decoding.  Every other column is carried through.
 
+Counts and draft lengths are integers, plain or as a dictionary, or floats that hold whole numbers below 2**53, as data
+frames and CSV have them where a value is missing; NaN is such a missing one.
+
 A row that holds no count where one belongs is no reason to stop: it is kept, and is refused with what is wrong with it.
 """
 
@@ -33,6 +36,8 @@ MEANING = {name: axis for axis in AXES for name in NAMES.get(axis, (axis,))}
 TAKEN = {*COLUMNS, MODEL, FAULT}
 RENAMED = "input_"  # before the name of a carried column that the result itself has
 LARGEST_DRAFT = 2**63 - 1
+EXACT = 2**53  # every integer below is a float64 of its own
+MISSING = ("", "nan")  # fields of CSV, in small letters
 HINT = f"name counts {', '.join(AXES)}"
 
 
@@ -176,7 +181,9 @@ def meanings(label: str, names: list[str]) -> dict[str, str]:
 
 
 def check_type(label: str, name: str, kind: pa.DataType, axis: str) -> None:
-    if not (pa.types.is_integer(kind) or (pa.types.is_null(kind) and axis == DRAFT)):
+    plain = kind.value_type if pa.types.is_dictionary(kind) else kind
+    number = pa.types.is_integer(plain) or pa.types.is_float32(plain) or pa.types.is_float64(plain)
+    if not number and not (pa.types.is_null(kind) and axis == DRAFT):
         what = "one rank a row" if pa.types.is_nested(kind) else "whole numbers"
         refuse_option("columns", f"{label}: column {name} has type {kind}, but holds {what}", "cast it to int64")
 
@@ -186,8 +193,19 @@ def counted(column: pa.Array, axis: str) -> tuple[np.ndarray, np.ndarray]:
     drafts = axis == DRAFT
     if pa.types.is_null(column.type):
         return np.zeros(len(column), np.int64), np.zeros(len(column), bool)
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
     missing = column.is_null().to_numpy(zero_copy_only=False) if column.null_count else np.zeros(len(column), bool)
     values = (column.fill_null(0) if column.null_count else column).to_numpy(zero_copy_only=False)
+    if values.dtype.kind != "f":
+        return counted_whole(values, missing, drafts)
+    nothing, whole = np.isnan(values), (np.abs(values) < EXACT) & (values == np.floor(values))
+    counts, wrong = counted_whole(np.where(whole, values, 0).astype(np.int64), missing | nothing, drafts)
+    return counts, wrong | ~(whole | nothing)
+
+
+def counted_whole(values: np.ndarray, missing: np.ndarray, drafts: bool) -> tuple[np.ndarray, np.ndarray]:
+    """`counted` of integers."""
     if drafts:
         wide = np.minimum(values, LARGEST_DRAFT).astype(np.int64) if values.dtype == np.uint64 else values
         return wide.astype(np.int64, copy=False), np.zeros(len(values), bool)
@@ -231,23 +249,41 @@ def first_line(error: BaseException) -> str:
 
 def read_csv(label: str) -> Rows:
     """The file at once where every field is what it should be; otherwise line by line, to say where it is not."""
+    for kind in (pa.int64(), pa.float64()):
+        if (table := at_once(label, kind)) is not None:
+            return Rows(table, range(2, table.num_rows + 2))  # the header is line 1
+    return line_by_line(label)
+
+
+def at_once(label: str, kind: pa.DataType) -> pa.Table | None:
+    """The file, its counts read as numbers of this kind; None where a field is no count."""
     import pyarrow.csv as pacsv
 
     try:
         with pa.input_stream(label, compression="detect") as stream:
             names = pacsv.open_csv(stream).schema.names
-        known = {name: pa.int64() for name in names if name in MEANING}
-        table = pacsv.read_csv(label, convert_options=pacsv.ConvertOptions(column_types=known))
-        wrong = [counted(flattened(table.column(name)), MEANING[name])[1].any() for name in known]
-        if not any(wrong) and len(set(table.column_names)) == len(table.column_names):
-            return Rows(table, range(2, table.num_rows + 2))  # the header is line 1
+        counts = [name for name in names if name in MEANING]
+        options = pacsv.ConvertOptions(
+            column_types=dict.fromkeys(counts, kind), null_values=[""], strings_can_be_null=True
+        )
+        table = pacsv.read_csv(label, convert_options=options)
     except (pa.ArrowException, ValueError):
-        pass
+        return None
     except OSError as error:
         refuse_option(
             "file", f"{label} cannot be read: {error.strerror or error}", "queries are a Parquet or .csv file"
         )
-    return line_by_line(label)
+    if len(set(table.column_names)) < len(table.column_names):
+        return None
+    for name in counts:
+        column = flattened(table.column(name))
+        whole, wrong = counted(column, MEANING[name])
+        if wrong.any():
+            return None
+        if kind != pa.int64():
+            missing = column.is_null(nan_is_null=True).to_numpy(zero_copy_only=False)
+            table = table.set_column(table.column_names.index(name), name, pa.array(whole, mask=missing))
+    return table
 
 
 def line_by_line(label: str) -> Rows:
@@ -263,7 +299,7 @@ def line_by_line(label: str) -> Rows:
                     places.append(begin)
                     records.append(record)
                 begin = reader.line_num + 1
-    except (OSError, EOFError, csv.Error, UnicodeDecodeError) as error:
+    except (OSError, EOFError, csv.Error, ValueError) as error:  # ValueError: no UTF-8, or no name of a file
         refuse_option(
             "file", f"{label} cannot be read: {first_line(error)}", "queries are CSV in UTF-8, the first line names"
         )
@@ -280,12 +316,22 @@ def line_by_line(label: str) -> Rows:
             continue
         numbers: list[int | None] = []
         for row, text in enumerate(texts):
-            value = int(text) if re.fullmatch(r"[+-]?\d{1,18}", text, re.ASCII) else None
+            value = whole_number(text)
             numbers.append(value)
-            if value is None and (text or MEANING[name] != DRAFT):
+            if value is None and (text.lower() not in MISSING or MEANING[name] != DRAFT):
                 faults.setdefault(row, f"line {places[row]}: {told(name, text or None, MEANING[name])}")
         columns[name] = pa.array(numbers, pa.int64())
     return Rows(pa.table(columns), places, faults)
+
+
+def whole_number(text: str) -> int | None:
+    """The integer that a field holds, be it written as 1024.0 or 1e3; None for everything else."""
+    if re.fullmatch(r"[+-]?\d{1,18}", text, re.ASCII):
+        return int(text)
+    if not re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", text, re.ASCII):
+        return None
+    number = float(text)
+    return int(number) if abs(number) < EXACT and number.is_integer() else None
 
 
 def inferred(texts: list[str]) -> pa.Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -10,7 +11,7 @@ import pytest
 from small_tables import cell_of, surface
 
 import fpmjax
-from fpmjax.compare import compare, difference_summary, worst_rows
+from fpmjax.compare import compare, compare_names, difference_summary, worst_rows
 from fpmjax.errors import OptionError
 from fpmjax.grid import grid
 
@@ -82,6 +83,31 @@ def test_the_schema_names_both_models(both):
     note = json.loads(compare(*both, ASKED, progress=False).schema.metadata[b"fpmjax"])
     assert [m["name"] for m in note["models"]] == ["a", "b"] and note["units"]["difference_pct"] == "%"
     assert note["models"][0]["digest"] != note["models"][1]["digest"]
+
+
+def test_names_tell_the_two_cells_apart(both, embedded_cells):
+    small, large = (fpmjax.direct(embedded_cells.select(tp=tp)) for tp in (1, 4))
+    assert compare_names(*both) == ("A", "B") == compare_names(small, small)
+    names = compare_names(small, large)
+    assert [name.split()[0] for name in names] == ["tp=1", "tp=4"]
+    table = compare(small, large, grid(decode_requests=1, decode_kv=1024), progress=False)
+    models = json.loads(table.schema.metadata[b"fpmjax"])["models"]
+    assert [m["called"] for m in models] == list(names) and [m["cell"]["tp"] for m in models] == [1, 4]
+
+
+def test_what_is_no_comparison_is_refused(both):
+    rows: Any = fpmjax.sweep(both[0], ASKED, progress=False)
+    for table in (rows, rows.to_pydict(), None, compare(*both, ASKED, progress=False).drop(["difference_pct"])):
+        for ask in (difference_summary, lambda table: worst_rows(table, 3)):
+            with pytest.raises(OptionError, match="is no comparison\nhint: ") as caught:
+                ask(table)
+            assert caught.value.code == "table"
+
+
+def test_a_draft_length_of_nothing_is_compared_as_ordinary_decoding(both):
+    axes = {"decode_requests": [1, 2, 8], "decode_kv": [0, 64]}
+    plain, zero = (compare(*both, grid(**axes, **more), progress=False) for more in ({}, {"draft_length": 0}))
+    assert zero.drop(["draft_length"]).to_pylist() == plain.to_pylist()
 
 
 def test_a_grid_of_models_is_no_comparison(both):

@@ -101,5 +101,12 @@ def test_data_frames_are_asked_as_they_are(embedded_cell, tmp_path, name):
     model = fpmjax.direct(embedded_cell)
     table = sweep(model, frame, progress=False)
     assert table["status"].to_pylist() == ["ok", "invalid_work"] and table["who"].to_pylist() == ["x", "y"]
+    missing = guest.DataFrame({"batch": [8, 8, 8], "kv": [8192.0, 8192.0, None], "draft_length": [None, 1, None]})
+    typed = {"draft_length": "Int64"} if name == "pandas" else {"draft_length": guest.Int64}
+    for one in (missing, missing.astype(typed) if name == "pandas" else missing.cast(typed)):
+        found = sweep(model, one, progress=False)
+        assert found["status"].to_pylist() == ["ok", "ok", "invalid_work"]
+        assert found["scaling_factor"].to_pylist() == [1.0, 1.33, None]
+        assert found["fault"].to_pylist()[2].startswith("row 2: kv is empty")
     sweep(model, frame, out=tmp_path / "x.parquet", progress=False)
     assert pq.read_table(tmp_path / "x.parquet")["who"].to_pylist() == ["x", "y"]

@@ -149,6 +149,26 @@ def test_several_models_are_asked_in_turn_or_where_the_grid_says(model, slower):
     assert [m["name"] for m in note_of(inner)["models"]] == ["model 0", "model 1"]
 
 
+def test_a_draft_length_of_nothing_is_an_ordinary_row(model):
+    axes = {"decode_requests": [1, 2, 8, 99], "kv_per_request": [16, 64, 500]}
+    found = sweep(model, grid(**axes, draft_length=[0, 3, 1]), progress=False, chunk=5)
+    plain, drafted = (sweep(model, grid(**axes, **more), progress=False) for more in ({}, {"draft_length": [3, 1]}))
+    rows = found.to_pylist()
+    for name in ("latency_ms", "status"):
+        assert [row[name] for row in rows if not row["draft_length"]] == plain[name].to_pylist()
+    assert [row for row in rows if row["draft_length"]] == drafted.to_pylist()
+    zero = [row for row in rows if not row["draft_length"]]
+    assert all(row["scaling_factor"] == 1.0 and row["calibrated"] is None for row in zero)
+    assert [row["stp_latency_ms"] for row in zero] == plain["latency_ms"].to_pylist()
+    mixed = {"decode_requests": [0, 1], "decode_kv": 0, "prefill_requests": 1, "prefill_tokens": [8, 12]}
+    with_prefill, without = (sweep(model, grid(**mixed, **more), progress=False) for more in ({"draft_length": 0}, {}))
+    assert with_prefill.select(without.column_names).equals(without, check_metadata=False)
+
+
+def test_a_number_of_rows_may_be_of_numpy(model):
+    assert ask(model, chunk=np.int64(7)).equals(ask(model, chunk=7))
+
+
 def test_cells_are_named_by_what_tells_them_apart():
     cells = [cell_of(ROWS), replace(cell_of(ROWS), identity=replace(cell_of(ROWS).identity, tp=4, moe_tp=4))]
     table = sweep([fpmjax.direct(c) for c in cells], grid(decode_requests=1, decode_kv=64), progress=False)
@@ -302,6 +322,22 @@ def test_what_was_there_before_is_left_alone(model, tmp_path):
         ("direct", grid(decode_requests=1), {}, "models"),
         ("MODEL", {"decode_requests": 1}, {}, "queries"),
         ("MODEL", grid(decode_requests=1), {"chunk": 0}, "chunk"),
+        ("MODEL", grid(decode_requests=1), {"chunk": 2**64}, "chunk"),
+        ("MODEL", pa.table({"batch": [1]}), {"chunk": 2**63}, "chunk"),
+        ("MODEL", grid(decode_requests=1), {"chunk": True}, "chunk"),
+        ("MODEL", grid(decode_requests=1), {"out": "a\0b"}, "out"),
+        ("MODEL", grid(decode_requests=1), {"out": "a\0b", "reduce": fpmjax.Reduce()}, "out"),
+        ("MODEL", grid(decode_requests=1), {"out": 300 * "x"}, "out"),
+        ("MODEL", grid(decode_requests=1), {"out": 300 * "x" + ".parquet", "reduce": fpmjax.Reduce()}, "out"),
+        ("MODEL", grid(decode_requests=1), {"out": "\ud800.parquet"}, "out"),
+        ("MODEL", grid(decode_requests=1), {"out": b"x.parquet"}, "out"),
+        ("MODEL", grid(decode_requests=1), {"out": "x.parquet", "form": "numpy"}, "form"),
+        ("MODEL", grid(decode_requests=1), {"reduce": fpmjax.Reduce(), "form": "reader"}, "form"),
+        ("MODEL", grid(decode_requests=1), {"reduce": fpmjax.Reduce(), "chunk": 8}, "chunk"),
+        ("MODEL", grid(decode_requests=1), {"reduce": fpmjax.Reduce(), "columns": ["min_ms"]}, "columns"),
+        ("MODEL", grid(decode_requests=1), {"reduce": fpmjax.Reduce(), "evidence": True}, "evidence"),
+        ("TWICE", grid(decode_requests=1), {}, "models"),
+        ("TWICE", grid(decode_requests=1), {"reduce": fpmjax.Reduce()}, "models"),
         ("MODEL", grid(decode_requests=1), {"form": "pandas"}, "form"),
         ("MODEL", grid(decode_requests=1), {"out": ""}, "out"),
         ("MODEL", grid(decode_requests=range(2**15), decode_kv=range(2**14)), {}, "rows"),
@@ -309,7 +345,8 @@ def test_what_was_there_before_is_left_alone(model, tmp_path):
 )
 def test_mistakes_are_named(model, models, queries, options, code):
     with pytest.raises(OptionError) as caught:
-        sweep(model if models == "MODEL" else models, queries, progress=False, **options)
+        asked = {"MODEL": model, "TWICE": {1: model, "1": model}}
+        sweep(asked[models] if models in ("MODEL", "TWICE") else models, queries, progress=False, **options)
     assert caught.value.code == code and "\nhint: " in str(caught.value)
 
 

@@ -38,7 +38,7 @@ AXES = {
     "prefill_kv": (None, "cached tokens they read, in total"),
     "draft_length": (None, "draft tokens per round; 0 is ordinary decoding"),
 }
-SHORT = {short.lstrip("-"): name for name, (short, _) in AXES.items() if short}
+SHORT: dict[str, str] = {short.lstrip("-"): name for name, (short, _) in AXES.items() if short}
 DOCUMENTS = {".json": "JSON", ".yaml": "YAML", ".yml": "YAML"}
 ABOUT = f"""\
 Axes are combined in every way, the first one below outermost; counts are totals of one iteration and rank unless
@@ -115,7 +115,7 @@ def axes_of(name: str, kind: str) -> dict[str, Any]:
         raise UsageError(f'{name} holds no axes\nhint: for example {{"decode_requests": "1:8", "decode_kv": 8192}}')
     axes: dict[str, Any] = {}
     for given, values in found.items():
-        axis = SHORT.get(given, given)
+        axis = SHORT.get(str(given), str(given))
         if axis in axes:
             raise UsageError(f"{name}: {given} and {axis} are the same axis\nhint: keep one of them")
         parts = values if isinstance(values, list) else [values]
