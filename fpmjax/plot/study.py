@@ -1,0 +1,147 @@
+"""The figures of a study from its document alone: errors by draft length, ratios, and where errors lean."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from fpmjax.plot.figure import DPI, log_axis, nothing, style
+from fpmjax.study.reading import error_interval, formula, group_name, headline, line_of, pooled
+from fpmjax.study.svg import COLOURS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+MARKS = ("o", "s", "^", "D", "x", "P")
+HATCHES = ("", "////", "..", "xx", "--", "||")
+MOST = 4  # GPUs beside each other
+
+
+def study_figures(document: dict[str, Any]) -> dict[str, bytes]:
+    """name.png -> bytes, the same for the same document and matplotlib; FpmError `matplotlib` where it is missing."""
+    made = {"errors.png": error_figure, "ratios.png": ratio_figure, "residuals.png": residual_figure}
+    return {name: png(draw(document)) for name, draw in made.items()}
+
+
+def png(figure: Figure) -> bytes:
+    out = io.BytesIO()
+    with style():
+        figure.savefig(out, format="png", dpi=DPI, metadata={"Software": None})
+    return out.getvalue()
+
+
+def error_figure(document: dict[str, Any]) -> Figure:
+    """MAPE of the fixed rule by draft length, a panel per GPU: round-weighted with its interval, and the other one."""
+    cells = [cell for cell in document["cells"] if cell["rounds"]]
+    with style() as package:
+        figure, panels = panels_of(package, cells)
+        for gpu, axes in panels.items():
+            own = [cell for cell in cells if cell["gpu"] == gpu]
+            names, depths = series(cells), sorted({cell["draft_length"] for cell in own})
+            wide = 0.8 / len(names)
+            for i, name in enumerate(names):
+                some = [cell for cell in own if group_name(cell) == name]
+                x = [depths.index(cell["draft_length"]) + (i - (len(names) - 1) / 2) * wide for cell in some]
+                y = [cell["cell_round_weighted_mape"] for cell in some]
+                axes.bar(x, y, 0.92 * wide, color=tint(i), edgecolor=COLOURS[i % 6], hatch=HATCHES[i % 6], label=name)
+                equal = [cell["cell_equal_config_mape"] for cell in some]
+                axes.hlines(equal, [v - 0.4 * wide for v in x], [v + 0.4 * wide for v in x], colors="k", linewidths=1.8)
+                ends = [error_interval(cell) or (v, v) for cell, v in zip(some, y, strict=True)]
+                axes.vlines(x, [low for low, _ in ends], [high for _, high in ends], colors="0.25", linewidths=1)
+            axes.set_xticks(range(len(depths)), [str(d) for d in depths])
+            label(axes, gpu, "draft length d", "MAPE of the fixed rule, %")
+        finish(figure, document, "bar: round-weighted, line across: equal-configuration, whisker: cluster interval")
+    return figure
+
+
+def ratio_figure(document: dict[str, Any]) -> Figure:
+    """The median of T / F in each configuration against the draft length, with the fixed rule and the pooled refit."""
+    found = [c for c in document["configurations"] if c["rounds"]]
+    with style() as package:
+        figure, panels = panels_of(package, found)
+        for gpu, axes in panels.items():
+            own, names = [c for c in found if c["gpu"] == gpu], series(found)
+            for i, name in enumerate(names):
+                some = [c for c in own if group_name(c) == name]
+                x = [c["draft_length"] + 0.16 * ((i + 0.5) / len(names) - 0.5) for c in some]
+                y = [c["config_ratio_median"] for c in some]
+                axes.scatter(x, y, 18, COLOURS[i % 6], MARKS[i % 6], alpha=0.75, label=name)
+            ends = [min(c["draft_length"] for c in own), max(c["draft_length"] for c in own)]
+            ends = [ends[0] - 0.3, ends[1] + 0.3]
+            for kind, dash, rule in (("fixed rule", "-", document["rule"]), ("pooled refit", "--", pooled(document))):
+                if rule and (line := line_of(rule)):
+                    axes.plot(ends, [line(d) for d in ends], dash, color="k", label=f"{kind} {formula(rule)}")
+            if ends[1] < 16:
+                axes.set_xticks(sorted({c["draft_length"] for c in own}))
+            label(axes, gpu, "draft length d", "r = T / F, median of a configuration")
+        finish(figure, document, "one mark per configuration")
+    return figure
+
+
+def residual_figure(document: dict[str, Any]) -> Figure:
+    """Signed errors of the fixed rule's rounds over (d+1)B and over K: median, and 80 % of the rounds."""
+    with style() as package:
+        figure = package.figure.Figure(figsize=(9, 3.8), layout="constrained")
+        panels: Any = figure.subplots(1, 2, sharey=True)
+        names = {"widened_batch": "widened batch (d+1)B", "kv_tokens": "past KV tokens K"}
+        for axes, (key, words) in zip(panels, names.items(), strict=True):
+            rows = document["residuals"][key]
+            if not rows:
+                nothing(axes, "no round was scored")
+                continue
+            x = [(row["low"] * row["high"]) ** 0.5 if row["low"] > 0 else row["high"] for row in rows]
+            low, middle, high = ([row[f"{name}_round_error"] for row in rows] for name in ("p10", "median", "p90"))
+            axes.axhline(0, color="k", linewidth=0.8)
+            axes.vlines(x, low, high, colors=COLOURS[0], linewidths=3, alpha=0.4, label="80 % of the rounds")
+            axes.plot(x, middle, "o-", color=COLOURS[0], markersize=4, label="median")
+            if min(x) > 0 and max(x) > 4 * min(x):
+                axes.set_xscale("log")
+                log_axis(axes.xaxis, min(x), max(x), base=2 if key == "widened_batch" else 10)
+            label(axes, "", words, "error of the fixed rule, %")
+            axes.legend()
+        finish(figure, document, "above 0: the rule says too much", legend=False)
+    return figure
+
+
+def panels_of(package: Any, rows: Sequence[dict[str, Any]]) -> tuple[Figure, dict[str, Axes]]:
+    gpus = sorted({row["gpu"] for row in rows})
+    columns, lines = max(1, min(MOST, len(gpus))), max(1, -(-len(gpus) // MOST))
+    figure = package.figure.Figure(figsize=(max(5.0, 3.3 * columns), 3.6 * lines + 0.8), layout="constrained")
+    flat = figure.subplots(lines, columns, squeeze=False, sharey=True).ravel().tolist()
+    for axes in flat[len(gpus) :]:
+        axes.set_axis_off()
+    if not gpus:
+        nothing(flat[0], "no round was scored")
+    return figure, dict(zip(gpus, flat, strict=False))
+
+
+def series(rows: Sequence[dict[str, Any]]) -> list[str]:
+    return sorted({group_name(row) for row in rows})
+
+
+def tint(i: int) -> tuple[str, float]:
+    """The ground of a bar; hatched ones are paler, so that the hatch is seen."""
+    return COLOURS[i % 6], 0.55 if not HATCHES[i % 6] else 0.15
+
+
+def label(axes: Axes, title: str, x: str, y: str) -> None:
+    axes.set_title(title if len(title) <= 32 else f"{title[:20]}…{title[-11:]}")
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.label_outer()
+
+
+def finish(figure: Figure, document: dict[str, Any], what: str, *, legend: bool = True) -> None:
+    """The title with what was studied, and one legend below for all panels."""
+    figure.suptitle(f"{headline(document)}\n{what}", fontsize=8.5, x=0.01, ha="left")
+    found: dict[str, Any] = {}
+    for axes in figure.axes:
+        for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
+            found.setdefault(name, handle)
+    if legend and found:
+        longest = max(map(len, found))
+        figure.legend(
+            list(found.values()), list(found), loc="outside lower left", ncols=max(1, min(4, 110 // (longest + 8)))
+        )
