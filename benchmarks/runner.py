@@ -1,4 +1,4 @@
-"""Paired benchmarks: several ways to do one job, timed in one process, told as ratios.
+"""Paired benchmarks: several ways to do one job, timed by one process, told as ratios.
 
     results = compare([Case("ours", run, items), Case("theirs", other, items)], reference="theirs")
 
@@ -27,11 +27,15 @@ SAMPLE_SECONDS = 0.06  # processor time of other threads is credited late: a few
 
 @dataclass(frozen=True)
 class Case:
-    """One way to do the job: `run()` handles `items` items; its result, if it has one, is waited for."""
+    """One way to do the job: `run()` handles `items` items; its result, if it has one, is waited for.
+
+    `clock` tells processor seconds of whoever does the work; None: of this process.
+    """
 
     name: str
     run: Callable[[], Any]
     items: int
+    clock: Callable[[], float] | None = None
 
 
 @dataclass(frozen=True)
@@ -77,10 +81,11 @@ def compare(cases: Sequence[Case], *, reference: str, rounds: int = 15) -> list[
 
 def _sample(case: Case, repeats: int) -> float:
     """Processor seconds of one run of the case, the mean of `repeats`."""
-    start = time.process_time()
+    clock = case.clock or time.process_time
+    start = clock()
     for _ in range(repeats):
         _wait(case.run())
-    return (time.process_time() - start) / repeats
+    return (clock() - start) / repeats
 
 
 def _repeats(case: Case) -> int:
@@ -144,9 +149,13 @@ def main(
     *,
     rounds: int = 15,
     mark: str = MARK,
+    parents: Sequence[argparse.ArgumentParser] = (),
 ) -> None:
-    """Command line of a benchmark file: each entry makes its cases, names the reference, and may add a note."""
-    parser = argparse.ArgumentParser(description="Paired benchmarks; prints ratios, never times")
+    """Command line of a benchmark file: each entry makes its cases, names the reference, and may add a note.
+
+    Options of the file's own come as `parents` of the parser; the file reads them itself.
+    """
+    parser = argparse.ArgumentParser(description="Paired benchmarks; prints ratios, never times", parents=parents)
     parser.add_argument("only", nargs="*", metavar="NAME", help=f"default: all of {', '.join(benchmarks)}")
     parser.add_argument("--rounds", type=int, default=rounds)
     parser.add_argument("--json", action="store_true", help="one JSON line per case instead of tables")

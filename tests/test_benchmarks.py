@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +19,6 @@ BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
 @pytest.fixture(scope="module")
 def runner():
-    import sys
-
     spec = importlib.util.spec_from_file_location("fpmjax_benchmark_runner", BENCHMARKS / "runner.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -63,6 +63,17 @@ def test_an_unknown_reference_is_refused(runner, ticking):
         runner.compare([ticking("here", 1.0)], reference="absent")
 
 
+def test_a_case_may_bring_the_clock_of_another_process(runner, ticking):
+    away = [0.0]
+
+    def run():
+        away[0] += 0.25
+
+    remote = runner.Case("remote", run, 1, lambda: away[0])
+    found = runner.compare([remote, ticking("here", 1.0)], reference="here", rounds=2)
+    assert [result.ratio for result in found] == [4, 1]
+
+
 def test_json_lines_carry_versions_and_no_seconds(runner, ticking, capsys):
     runner.main({"b": lambda: ([ticking("x", 1.0), ticking("y", 1.0)], "x")}, ["--json", "--rounds", "2"])
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -89,12 +100,11 @@ def test_a_note_stands_below_its_table(runner, ticking, tmp_path):
 
 @pytest.fixture(scope="module")
 def studies():
-    """The modules of the accuracy studies, imported as their commands import them."""
-    import sys
-
+    """The modules of benchmarks and studies, imported as their commands import them."""
     sys.path.insert(0, str(BENCHMARKS))
     try:
-        yield {name: importlib.import_module(name) for name in ("run", *(f"accuracy_{x}" for x in STUDIES))}
+        names = ("run", "runner", "lookup", "sizes", "peer", *(f"accuracy_{x}" for x in STUDIES))
+        yield {name: importlib.import_module(name) for name in names}
     finally:
         sys.path.remove(str(BENCHMARKS))
 
@@ -108,6 +118,125 @@ def test_every_section_has_its_place_in_the_page(studies):
         assert (BENCHMARKS / f"{name}.py").exists()
         for mark in marks:
             assert page.count(f"<!-- {mark} -->") == 2, mark
+
+
+@pytest.fixture
+def tiny(studies, monkeypatch, tmp_path):
+    """Small benchmarks, and arguments that put one round of them into `page.md`."""
+    monkeypatch.setattr(studies["runner"], "SAMPLE_SECONDS", 1e-9)
+    monkeypatch.setattr(studies["lookup"], "N", 64)
+    for name, value in {"COUNTS": (1, 100), "USUAL": 100, "LARGE": 100, "KNOTS": (8, 12)}.items():
+        monkeypatch.setattr(studies["sizes"], name, value)
+    monkeypatch.setattr(studies["peer"], "FEW", 16)
+    return ["--rounds", "1", "--into", str(tmp_path / "page.md")]
+
+
+def test_sizes_are_measured(studies, tiny, tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("<!-- x --><!-- x -->")
+    studies["runner"].main(studies["sizes"].BENCHMARKS, tiny, mark="<!-- x -->")
+    told = page.read_text()
+    assert all(f"| {case} " in told for case in ("100", "64 points", "144 points", "jax.jit of the model"))
+
+
+# Answers as the peer does, from this package; STRETCH multiplies what it says of whole iterations.
+STAND_IN = {
+    "aisimulate-0.dist-info/METADATA": "Metadata-Version: 2.1\nName: aisimulate\nVersion: 0\n",
+    "aisimulate_core/__init__.py": """
+import json, os, fpmjax
+class RustForwardPassPerfModel:
+    @classmethod
+    def best_available(cls, text):
+        config = json.loads(text)
+        asked = config["estimator_config"]["fpm_interpolation"]
+        assert asked["method"] == "direct" and os.path.exists(config["model"] + "/config.json")
+        self = cls()
+        self.own = fpmjax.ForwardPassPerfModel(
+            fpmjax.direct(fpmjax.load_cells(asked["fpm_parquet_path"]).select(tp=config["tp"]))
+        )
+        self.predict_decode_latency_total = self.own.predict_decode_latency_total
+        self.predict_prefill_latency_total = self.own.predict_prefill_latency_total
+        return self
+    def estimate_forward_pass_time_ms(self, text):
+        return self.own.estimate_forward_pass_time_ms(text) * float(os.environ.get("STRETCH", "1"))
+    def estimate_forward_pass_detailed(self, text):
+        return json.dumps(self.own.estimate_forward_pass_detailed(text))
+""",
+    "aisimulate_core/sdk/__init__.py": "",
+    "aisimulate_core/sdk/rust_engine_step.py": """
+import json, aisimulate_core
+class ForwardPassPerfModelConfig:
+    def __init__(self, **fields):
+        self.fields = fields
+    def to_dict(self):
+        return self.fields
+class RustForwardPassPerfModel:
+    @classmethod
+    def best_available(cls, config):
+        self = cls()
+        self.native = aisimulate_core.RustForwardPassPerfModel.best_available(json.dumps(config.to_dict()))
+        return self
+    def estimate_forward_pass_time_ms(self, metrics):
+        return self.native.estimate_forward_pass_time_ms(json.dumps(metrics))
+    def estimate_forward_pass_detailed(self, metrics):
+        return json.loads(self.native.estimate_forward_pass_detailed(json.dumps(metrics)))
+""",
+}
+
+
+@pytest.fixture
+def stand_in(tmp_path, monkeypatch):
+    for name, text in STAND_IN.items():
+        path = tmp_path / "stand_in" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "stand_in"), str(BENCHMARKS.parent)]))
+    return ["--python", sys.executable]
+
+
+def test_the_peer_is_asked_in_every_way(studies, tiny, stand_in, tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("<!-- peer --><!-- peer -->")
+    studies["peer"].run([*stand_in, *tiny])
+    told = page.read_text()
+    assert told.count("the same bits by every way in 16 rows, by the reference in 64; aisimulate 0") == 4
+    assert told.count("the same bits by every way in 16 rows; ") == 1  # details
+    assert told.count("| peer, dicts ") == told.count("| fpmjax facade, one by one ") == 5
+    assert told.count("| peer, integers ") == 3  # a mixed iteration is no single phase, and they have no details
+
+
+def test_nothing_is_timed_where_the_peer_differs_in_the_last_bit(studies, tiny, stand_in, monkeypatch):
+    monkeypatch.setenv("STRETCH", repr(1 + 2**-52))
+    with pytest.raises(SystemExit, match=r"plain: peer, ready JSON and fpmjax estimate do not give the same bits"):
+        studies["peer"].run([*stand_in, *tiny, "plain"])
+
+
+def test_the_real_peer_gives_the_same_bits(studies, tiny, tmp_path):
+    if studies["peer"].VARIABLE not in os.environ:
+        pytest.skip(f"{studies['peer'].VARIABLE} names no Python that has the peer")
+    page = tmp_path / "page.md"
+    page.write_text("<!-- peer --><!-- peer -->")
+    studies["peer"].run(tiny)
+    assert page.read_text().count("the same bits") == 5
+
+
+def test_a_peer_without_an_environment_is_skipped(studies, monkeypatch, tmp_path, capsys):
+    monkeypatch.delenv(studies["peer"].VARIABLE, raising=False)
+    monkeypatch.setattr(studies["peer"], "HOME", tmp_path / "taken")
+    (tmp_path / "taken").write_text("no folder")
+    studies["peer"].run(["plain"])
+    assert "skipped, for the peer is not here: no environment can be made: " in capsys.readouterr().err
+
+
+def test_the_page_keeps_its_table_of_a_peer_that_is_skipped(studies, monkeypatch, tmp_path, capfd):
+    page = tmp_path / "page.md"
+    page.write_text("<!-- peer -->last<!-- peer -->")
+    monkeypatch.setenv(studies["peer"].VARIABLE, str(tmp_path / "none"))
+    monkeypatch.setattr(sys, "argv", ["run.py", "peer", "--into", str(page)])
+    assert studies["run"].main() == 0
+    assert page.read_text() == "<!-- peer -->last<!-- peer -->"
+    said = capfd.readouterr().err
+    assert "it cannot be imported" in said and "peer skipped, the page keeps its last table, after" in said
 
 
 def test_a_split_fits_seven_tenths_of_the_narrow_points_and_two_anchors_of_every_wide_batch(studies):
