@@ -1,0 +1,215 @@
+"""A quantity over two axes: colours, labelled contours or numbers in the cells, and hatches where there is no value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fpmjax.plot.field import BEST, Field
+from fpmjax.plot.scale import Places, Shades, plain, set_axis
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+FEW = 60  # cells of a panel that have room for a number each
+FEW_ACROSS = 8  # of them side by side
+EDGE = 0.04  # of the axes, where no label of a contour has room
+FINE = 40  # cells along an axis up to which categories are drawn cell by cell
+HATCHED = {"facecolor": "none", "edgecolor": "0.35", "linewidth": 0.0}
+
+
+def draw_map(axes: Axes, field: Field, x: Places, y: Places, shades: Shades | None, hatch: Mapping[str, str]) -> Any:
+    """The panel; returns what a colour bar needs, None without values."""
+    axes.grid(False)
+    mesh = None
+    if field.quantity.categories:
+        draw_categories(axes, field, x, y)
+    elif shades is not None:
+        shown = np.ma.masked_invalid(field.values)
+        mesh = axes.pcolormesh(x.edges, y.edges, shown, cmap=shades.cmap, norm=shades.norm, rasterized=True)
+        if field.values.size <= FEW and len(x.at) <= FEW_ACROSS:
+            write_numbers(axes, field, x, y, shades)
+        elif min(field.values.shape) > 1:
+            draw_contours(axes, field, x, y, shades)
+    for label, where in field.marks.items():
+        if where.any():
+            draw_hatches(axes, where, x, y, hatch[label], label)
+    axes.set_xlim(x.edges[0], x.edges[-1])
+    axes.set_ylim(y.edges[0], y.edges[-1])
+    return mesh
+
+
+def draw_categories(axes: Axes, field: Field, x: Places, y: Places) -> None:
+    """Flat colours, and the hatches of those that have one."""
+    from matplotlib.colors import BoundaryNorm, ListedColormap
+
+    categories = field.quantity.categories
+    cmap = ListedColormap([colour for _, colour, _ in categories])
+    norm = BoundaryNorm(np.arange(len(categories) + 1) - 0.5, len(categories))
+    axes.pcolormesh(x.edges, y.edges, np.ma.masked_invalid(field.values), cmap=cmap, norm=norm, rasterized=True)
+    lines = {"color": "white", "lw": 0.6}
+    if len(y.at) <= FINE:
+        axes.hlines(y.edges[1:-1], x.edges[0], x.edges[-1], **lines)
+    if len(x.at) <= FINE:
+        axes.vlines(x.edges[1:-1], y.edges[0], y.edges[-1], **lines)
+    for i, (label, _, hatch) in enumerate(categories):
+        if not (where := field.values == i).any():
+            continue
+        if hatch:
+            draw_hatches(axes, where, x, y, hatch, label)
+        if word := label.partition(": ")[2].partition(",")[0] if label.startswith(BEST) else "":
+            write_within(axes, where, x, y, word)
+
+
+def write_within(axes: Axes, where: np.ndarray, x: Places, y: Places, word: str) -> None:
+    """A word in the middle of the widest run of cells."""
+    from matplotlib.patheffects import withStroke
+
+    corners = rectangles(where)
+    scaled = [np.log(one.edges) if one.log else one.edges for one in (x, y)]
+    width, height = (scaled[i][corners[:, j]] - scaled[i][corners[:, k]] for i, j, k in ((0, 2, 1), (1, 3, 0)))
+    row, first, end, top = corners[(width * height).argmax()]
+    middle = [(one[a] + one[b]) / 2 for one, a, b in zip(scaled, (first, row), (end, top), strict=True)]
+    at = [np.exp(m) if one.log else m for m, one in zip(middle, (x, y), strict=True)]
+    halo = [withStroke(linewidth=3.0, foreground="white")]
+    axes.text(float(at[0]), float(at[1]), word, ha="center", va="center", fontsize=11, weight="bold", path_effects=halo)
+
+
+def draw_hatches(axes: Axes, where: np.ndarray, x: Places, y: Places, hatch: str, label: str) -> None:
+    """Hatch cells; one path of rectangles, neighbours in a row joined, so that a hatch runs through them."""
+    from matplotlib.patches import PathPatch
+
+    axes.add_patch(PathPatch(outline(where, x, y), hatch=hatch, label=label, **HATCHED))
+
+
+def outline(where: np.ndarray, x: Places, y: Places) -> Any:
+    """The path of rectangles that cover these cells."""
+    from matplotlib.path import Path
+
+    corners = rectangles(where)
+    left, right = x.edges[corners[:, 1]], x.edges[corners[:, 2]]
+    low, high = y.edges[corners[:, 0]], y.edges[corners[:, 3]]
+    points = np.stack([left, low, right, low, right, high, left, high, left, low], 1).reshape(-1, 2)
+    codes = np.tile([Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY], len(corners))
+    return Path(points, codes.astype(np.uint8))
+
+
+def rectangles(where: np.ndarray) -> np.ndarray:
+    """int [n, 4], (row, first, end, row end): rectangles that cover the cells, as high as runs are equal."""
+    out: list[list[int]] = []
+    open_runs: dict[tuple[int, int], list[int]] = {}
+    for row, cells in enumerate(where):
+        cuts = np.flatnonzero(np.diff(np.concatenate([[False], cells, [False]]).astype(np.int8)))
+        runs = [(int(a), int(b)) for a, b in zip(cuts[::2], cuts[1::2], strict=True)]
+        now = {}
+        for run in runs:
+            one = open_runs.get(run) or [row, *run, row]
+            if one[3] == row:
+                out.append(one)
+            one[3] = row + 1
+            now[run] = one
+        open_runs = now
+    return np.array(out, np.int64).reshape(-1, 4)
+
+
+def draw_contours(axes: Axes, field: Field, x: Places, y: Places, shades: Shades) -> None:
+    """Lines of equal value with their numbers; broken below zero.  They end where cells without a value begin."""
+    from matplotlib.patches import PathPatch
+    from matplotlib.patheffects import withStroke
+
+    there = np.isfinite(field.values)
+    known = field.values[there]
+    levels = [level for level in shades.levels if known.min() < level < known.max()] if len(known) else []
+    if not levels:
+        return
+    lines: dict[str, Any] = {"colors": "black", "negative_linestyles": "dashed"}
+    lines["linewidths"] = [1.6 if level == 0 and field.quantity.signed else 0.8 for level in levels]
+    across, along = (np.concatenate([one.edges[:1], one.at, one.edges[-1:]]) for one in (x, y))
+    found = axes.contour(across, along, np.pad(continued(field.values), 1, mode="edge"), levels=levels, **lines)
+    sign = "+" if field.quantity.signed and shades.norm.vmin < 0 else ""
+    words = {level: sign + plain(level) if level > 0 else plain(level) for level in levels}
+    axes.set_xlim(x.edges[0], x.edges[-1])
+    axes.set_ylim(y.edges[0], y.edges[-1])
+    spots: Any = [spot for path in found.get_paths() if (spot := label_spot(axes, path, there, x, y)) is not None]
+    for text in axes.clabel(found, fmt=words, fontsize=7.5, inline_spacing=2, manual=spots):
+        text.set_path_effects([withStroke(linewidth=2.0, foreground="white")])
+    found.set_path_effects([withStroke(linewidth=2.4, foreground="white", alpha=0.5)])
+    found.set_clip_path(PathPatch(outline(there, x, y), transform=axes.transData))
+
+
+def label_spot(axes: Axes, path: Any, there: np.ndarray, x: Places, y: Places) -> tuple[float, float] | None:
+    """The middle of the longest piece of a line that runs over cells with values and away from the edges."""
+    points = path.vertices
+    if not len(points):
+        return None
+    column, row = (
+        np.clip(np.searchsorted(one.edges, points[:, i]) - 1, 0, len(one.at) - 1) for i, one in enumerate((x, y))
+    )
+    at = axes.transAxes.inverted().transform(axes.transData.transform(points))
+    free = there[row, column] & ((at > EDGE) & (at < 1 - EDGE)).all(1)
+    step = np.append(0.0, np.hypot(*np.diff(at, axis=0).T))
+    step[path.codes == path.MOVETO] = 0.0
+    breaks = ~free | (path.codes == path.MOVETO)
+    best, middle = 0.0, None
+    for piece in np.split(np.arange(len(points)), np.flatnonzero(breaks)):
+        piece = piece[free[piece]]
+        along = np.cumsum(step[piece])
+        if len(piece) and along[-1] - along[0] >= best:
+            best = along[-1] - along[0]
+            middle = piece[np.searchsorted(along, (along[0] + along[-1]) / 2)]
+    return None if middle is None else (float(points[middle, 0]), float(points[middle, 1]))
+
+
+def continued(values: np.ndarray) -> np.ndarray:
+    """Values [ny, nx] with those that are missing taken from the nearest ones in their row, or else in their column.
+
+    Only for lines that are cut off there: they would otherwise end half a cell before the last value.
+    """
+    out = values.copy()
+    for lines in (out, out.T):
+        position = np.arange(lines.shape[1])
+        for line in lines:
+            there = np.isfinite(line)
+            if there.any() and not there.all():
+                line[:] = np.interp(position, position[there], line[there])
+    return out
+
+
+def write_numbers(axes: Axes, field: Field, x: Places, y: Places, shades: Shades) -> None:
+    """The value in every cell."""
+    sign = field.quantity.signed and shades.norm.vmin < 0
+    for row, column in np.argwhere(np.isfinite(field.values)).tolist():
+        value = float(field.values[row, column])
+        red, green, blue, _ = shades.cmap(shades.norm(value))
+        colour = "white" if 0.299 * red + 0.587 * green + 0.114 * blue < 0.5 else "black"
+        text = f"{value:+.3g}" if sign else in_cell(value)
+        axes.text(x.at[column], y.at[row], text, ha="center", va="center", fontsize=7.5, color=colour)
+
+
+def in_cell(value: float) -> str:
+    """Four digits, zeros at their end included."""
+    return plain(value) if abs(value) >= 1000 or abs(value) < 1e-3 else f"{value:#.4g}".rstrip(".")
+
+
+def add_rows_axis(axes: Axes, x: Places, rows: int) -> None:
+    """A second axis above: the decode rows that a widened batch is looked up at."""
+    from matplotlib.ticker import NullLocator
+
+    widen: Any = (lambda b: b * rows, lambda r: r / rows)
+    second = axes.secondary_xaxis("top", functions=widen)
+    positions, _ = x.ticks()
+    second.xaxis.set_ticks([p * rows for p in positions], [plain(p * rows) for p in positions])
+    second.xaxis.set_minor_locator(NullLocator())
+    second.set_xlabel(f"decode rows that are looked up, {rows} a request", fontsize=8)
+
+
+def name_axes(axes: Axes, x: Places, y: Places, labels: tuple[str, str | None]) -> None:
+    """Ticks and labels; a picture of one axis has none along the other."""
+    set_axis(axes, "x", x, labels[0])
+    if labels[1] is None:
+        axes.set_yticks([])
+        axes.spines["left"].set_visible(False)
+    else:
+        set_axis(axes, "y", y, labels[1])
