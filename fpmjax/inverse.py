@@ -35,7 +35,12 @@ NONE = -1
 
 
 class Ended(IntEnum):
-    """What ended the stretch in which every answer is covered and within the limit."""
+    """What ended the stretch in which every answer is covered and within the limit.
+
+    What is covered ends where the measured points of a table do, and for every model where totals exceed 32 bits.  A
+    fitted model that is ready answers whatever is asked, its `support` says how far outside of what it saw; it ends
+    where a draft length widens the batch beyond what it may, for `learned` twice the largest one that it saw.
+    """
 
     word: str
     sentence: str
@@ -48,7 +53,7 @@ class Ended(IntEnum):
 
     LIMIT = 0, "limit", "the next one takes longer than the limit"
     GAP = 1, "gap", "the next one is not covered, though a larger one is"
-    TABLE_END = 2, "end of table", "nothing larger is covered"
+    TABLE_END = 2, "end of coverage", "nothing larger, up to `most`, is covered"
     MOST = 3, "most", "every one up to `most` is covered and within the limit"
 
 
@@ -128,7 +133,8 @@ def largest_batch(
     draft_length, rule: as `estimate` takes them.
     most: the largest batch that is looked at; by default all that a table can answer, and 1,024 for other models.
 
-    A table is walked from measured point to measured point; any other model is asked at every batch.
+    A table is walked from measured point to measured point; any other model is asked at every batch.  `Ended` says what
+    the end of coverage is for each.
 
     Raises OptionError (code: the argument), and what `estimate` raises for models, rules and draft lengths.
     """

@@ -246,7 +246,9 @@ def blocks_of(count: int, size: int) -> Iterator[tuple[slice, int]]:
 
 
 def as_weights(weights: Any, shape: tuple[int, ...]) -> np.ndarray:
-    """float64 that broadcasts to the shape; OptionError otherwise."""
+    """float64 that broadcasts to the shape, the largest below 1: only ratios count, and sums of these stay finite.
+
+    Raises OptionError (`weights`)."""
     if weights is None:
         return np.ones(())
     hint = f"give numbers from 0 that broadcast to the queries, of shape {shape}"
@@ -257,6 +259,10 @@ def as_weights(weights: Any, shape: tuple[int, ...]) -> np.ndarray:
         np.broadcast_to(found, shape)
     except ValueError:
         raise OptionError(f"weights is {show(weights)}\nhint: {hint}", code="weights") from None
+    with np.errstate(over="ignore"):  # numbers wider than float64
+        found = found.astype(np.float64)
     if not (np.isfinite(found) & (found >= 0)).all():
-        raise OptionError(f"weights hold a number that is no weight\nhint: {hint}", code="weights")
-    return found.astype(np.float64)
+        wrong = found[~(np.isfinite(found) & (found >= 0))][0]
+        raise OptionError(f"weights hold {wrong}, which is no weight\nhint: {hint}", code="weights")
+    _, exponent = np.frexp(found.max(initial=0.0))
+    return np.ldexp(found, -exponent)  # by a power of two, which is exact

@@ -6,10 +6,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from fitted import decoder, decoding
 from hypothesis import given
 from hypothesis import strategies as st
 from small_tables import cell_of, decode_rows, surface, tables
 
+import fpmjax
 import fpmjax.inverse as inverse
 from fpmjax import DraftLengthTypeError, FpmError, SpeculationError, Work, direct, estimate
 from fpmjax._jax import pytree
@@ -174,6 +176,29 @@ def test_what_ends_the_stretch_is_told_apart():
     end = direct(cell_of(surface([1, 2, 4, 8], [0, 4096])))
     found = largest_batch(end, limit_ms=1e3, kv_total=64)
     assert (found.throughout, Ended(int(found.ended))) == (8, Ended.TABLE_END)
+
+
+def test_a_fitted_model_ends_where_it_refuses():
+    """It answers any batch, and drafts up to twice the largest one that it saw."""
+    seen = decoding()
+    model, line = decoder(), fpmjax.regression(seen, role="decode")
+    for asked in (model, line):
+        found = largest_batch(asked, limit_ms=1e6, kv_per_request=500)
+        assert (found.throughout, Ended(int(found.ended))) == (inverse.MOST_BATCHES, Ended.MOST)
+    most = int(np.max(seen.work.decode_requests))
+    found = largest_batch(model, limit_ms=1e6, kv_per_request=500, draft_length=[1, 3])
+    assert found.throughout.tolist() == found.anywhere.tolist() == [2 * most // 2, 2 * most // 4]
+    assert [Ended(int(e)).word for e in found.ended] == ["end of coverage"] * 2
+    near = np.stack([found.throughout, found.throughout + 1])
+    answered = ask_all(model, near, near * 500, np.array([1, 3]))
+    assert np.isfinite(answered[0]).all() and np.isnan(answered[1]).all()
+    found = largest_context(model, limit_ms=1e6, decode_requests=most, draft_length=[1, 3], most=100)
+    assert found.ended.tolist() == [Ended.MOST, Ended.TABLE_END] and found.first.tolist() == [0, -1]
+    cold = fpmjax.regression(role="decode")
+    found = largest_batch(cold, limit_ms=1e6, kv_per_request=500)
+    assert (found.throughout, Ended(int(found.ended))) == (-1, Ended.TABLE_END)
+    found = largest_batch(line, limit_ms=1e12, kv_per_request=2**31, most=5)
+    assert (found.throughout, Ended(int(found.ended))) == (1, Ended.TABLE_END)
 
 
 def test_a_table_may_reach_to_the_end_of_32_bits():

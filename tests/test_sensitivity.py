@@ -193,7 +193,29 @@ def test_refused_queries_are_left_out_and_nothing_answered_is_an_error():
     assert ranks.tolist() == [0, 0, 0, 1, 0, 0]
 
 
-@pytest.mark.parametrize("weights", [[1, 2, 3], -1, np.nan, "1", [True, False]])
+@pytest.mark.parametrize("scale", [1.7e308, 1e300, 1e-300, 2.0**-1074, 3])
+def test_weights_count_by_their_ratios_alone(scale):
+    model, work = direct(cell_of(CURVES)), Work.decode(np.tile([2, 4, 3], 40), np.tile([5, 5, 15], 40))
+    found = row_sensitivity(model, work, np.full(120, scale))
+    np.testing.assert_allclose(found, row_sensitivity(model, work), rtol=1e-13)
+    np.testing.assert_allclose(found, row_sensitivity(model, work, scale), rtol=1e-13)
+    assert found.sum() == pytest.approx(1, rel=1e-12)
+    ratios = np.tile([1.0, 0.5, 0.25], 40)
+    if scale > 2.0**-1000:
+        want = row_sensitivity(model, work, ratios)
+        np.testing.assert_allclose(row_sensitivity(model, work, ratios * scale), want, rtol=1e-13)
+
+
+def test_the_weights_of_a_workload_may_lie_far_apart():
+    model = direct(cell_of(CURVES))
+    found = row_sensitivity(model, Work.decode([2, 4], 5), [1e308, 1e-300])
+    assert np.array_equal(found, row_sensitivity(model, Work.decode(2, 5)))
+    assert np.array_equal(found, row_sensitivity(model, Work.decode([2, 2], 5), np.array([2, 1], np.longdouble)))
+
+
+@pytest.mark.parametrize(
+    "weights", [[1, 2, 3], -1, np.nan, "1", [True, False], [np.inf, 1], [1, -1e-300], np.ma.array([1, 2], mask=[0, 1])]
+)
 def test_bad_weights_are_refused_by_name(weights):
     with pytest.raises(OptionError) as error:
         row_sensitivity(direct(cell_of(CURVES)), Work.decode([2, 4], 5), weights)
