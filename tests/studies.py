@@ -35,7 +35,8 @@ def forward_ms(batch: Any, kv: Any) -> Any:
 
 def table(rows: Sequence[Mapping[str, Any]], **shared: Any) -> pa.Table:
     """Rows that say what differs, `SHARED` for the rest."""
-    return pa.Table.from_pylist([{**SHARED, **shared, **row} for row in rows])
+    names = dict.fromkeys(name for row in rows for name in {**SHARED, **shared, **row})
+    return pa.Table.from_pylist([{**dict.fromkeys(names), **SHARED, **shared, **row} for row in rows])
 
 
 def runs(each: Sequence[Mapping[str, Any]]) -> pa.Table:

@@ -63,9 +63,11 @@ PRIMARY_KEY = ("study_id", "gpu", "tp", "dtype", "framework", "framework_version
 PRIMARY_KEY += ("draft_length", "batch_size", "initial_context", "repetition", "round_index")
 # One configuration, the unit of statistics: the fields of `fpmjax.study.scored.Config`.
 CONFIGURATION = ("gpu", "tp", "model", "method", "draft_length", "batch_size", "initial_context")
-# Rows of one deployment and method have one engine; rows of one engine share a reference.
-DEPLOYMENT = ("gpu", "tp", "model", "method")
-ENGINE = ("dtype", "framework", "framework_version", "attention_backend")
+# What all rows of one deployment share; attention kernels may differ by method.
+DEPLOYMENT = ("gpu", "tp", "model")
+SHARED = {"dtype": DEPLOYMENT, "framework": DEPLOYMENT, "framework_version": DEPLOYMENT}
+SHARED |= {"attention_backend": (*DEPLOYMENT, "method")}
+# Rows that are equal in these have one reference.
 REFERENCE = ("gpu", "model", "dtype", "tp", "framework", "framework_version")
 
 INVALID = "invalid"  # the one pre-marked reason that excuses a row from having a latency

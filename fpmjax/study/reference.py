@@ -129,7 +129,7 @@ def reference_of(
         return curves.along(np.where(low == high, low, -1), kv)
     below, above = curves.along(low, kv), curves.along(high, kv)
     at = curves.key[np.stack([low, high])] & U32_MAX if len(curves.key) else np.zeros((2, len(low)), np.int64)
-    part = (batch - at[0]) / np.where(low == high, 1, at[1] - at[0])
+    part = (batch - at[0]) / np.maximum(at[1] - at[0], 1)
     return np.where(low == high, below, below + (above - below) * part)
 
 

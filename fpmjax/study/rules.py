@@ -9,7 +9,7 @@ import numpy as np
 
 from fpmjax.errors import refuse_option
 from fpmjax.metrics import show
-from fpmjax.study.columns import BY_NAME, COLUMNS, DEPLOYMENT, ENGINE, INT32, INVALID, PRIMARY_KEY, Column
+from fpmjax.study.columns import BY_NAME, COLUMNS, INT32, INVALID, PRIMARY_KEY, SHARED, Column
 from fpmjax.study.findings import Findings
 from fpmjax.study.values import Values
 
@@ -89,7 +89,12 @@ def check_column(column: Column, values: Values, findings: Findings, excused: np
         findings.add(name, values.null & ~np.asarray(excused), lambda row: "nothing is given", hint)
     if column.kind == "text":
         ugly = flagged(values, lambda w: bool(w) and (w != w.strip() or not w.isprintable()))
-        findings.add(name, ugly, lambda row: f"{show(word(values, row))} has blanks around it, or no text", hint)
+        findings.add(
+            name,
+            ugly,
+            lambda row: f"{show(word(values, row))} has blanks around it or characters that do not print",
+            hint,
+        )
         if column.required:
             empty = flagged(values, lambda w: not w)
             findings.add(name, empty, lambda row: "nothing is given", hint)
@@ -127,7 +132,7 @@ def check_repeats(c: Mapping[str, np.ndarray], findings: Findings) -> None:
 
 
 def check_engines(label: str, columns: Columns, place: Any) -> None:
-    """One clock in the file, and one engine per deployment and method.
+    """One clock in the file, and one engine per deployment.
 
     Raises OptionError `study_mixed`.
     """
@@ -139,16 +144,16 @@ def check_engines(label: str, columns: Columns, place: Any) -> None:
             f"{label} mixes timing scopes: {', '.join(first)}",
             "clocks differ by as much as the rule's error: make a study of each scope",
         )
-    deployment = coded([columns[name].array for name in DEPLOYMENT])
-    for name in ENGINE:
+    for name, among in SHARED.items():
         if len(columns[name].words) < 2:
             continue
+        deployment = coded([columns[key].array for key in among])
         _, first, group = np.unique(deployment, return_index=True, return_inverse=True)
         other = columns[name].array != columns[name].array[first[group]]
         if other.any():
             row = int(other.argmax())
             was = int(first[group[row]])
-            who = ", ".join(str(word(columns[key], row)) for key in DEPLOYMENT)
+            who = ", ".join(str(word(columns[key], row)) for key in among)
             refuse_option(
                 "study_mixed",
                 f"{label} has two engines for {who}: {name} is {word(columns[name], was)} in {place(was)} "
