@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
-import json
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -113,6 +115,19 @@ def test_data_frames_are_read(library):
     pytest.importorskip(library)
     frame = SIX.to_pandas() if library == "pandas" else pytest.importorskip("polars").from_arrow(SIX)
     assert read_study(frame).table().equals(read_study(SIX).table())
+
+
+def test_a_data_frame_that_mixes_kinds_is_refused():
+    pandas = pytest.importorskip("pandas")
+    frame = SIX.to_pandas()
+    for values in ([1, "2"] * 4 + [1], [None] + [1] * 8):
+        mixed = frame.assign(batch_size=pandas.Series(values))
+        assert refusal(OptionError, read_study, mixed)[0] == "study_columns"
+
+
+def test_a_dictionary_of_texts_may_hold_nulls():
+    coded = pa.DictionaryArray.from_arrays(pa.array([0, 1, None] * 3), pa.array(["paused", None]))
+    assert read_study(SIX.append_column("reason", coded)).text("reason").tolist() == ["paused", "", ""] * 3
 
 
 def test_blank_lines_are_no_rows_and_lines_are_counted_through_them(tmp_path):
@@ -225,6 +240,21 @@ def test_a_round_marked_invalid_needs_no_latency(tmp_path):
     assert np.isnan(study.columns["latency_ms"][2]) and exclude(study).reasons[exclude(study).code[2] - 1] == "invalid"
     assert read_study(study.table()).content() == study.content()
     assert refusal(OptionError, read_study, written(tmp_path, fields, latency_ms="", reason="odd"))[0] == "study_rows"
+
+
+@given(st.sampled_from(csv_text(RICH)[0]), st.text(max_size=6))
+def test_any_text_in_a_field_is_read_or_refused(name, text):
+    fields = csv_text(RICH)
+    with tempfile.TemporaryDirectory() as folder:
+        quoted = '"' + text.replace('"', '""') + '"'
+        with contextlib.suppress(OptionError):
+            study = read_study(written(Path(folder), fields, **{name: quoted}))
+            read = study.table()[name][2].as_py() if name in study.table().column_names else None
+            kind = next(column.kind for column in COLUMNS if column.name == name)
+            if kind in ("text", "flag"):
+                assert read in (text or None, text.lower() == "true")
+            else:
+                assert read is None or read == float(text)
 
 
 # --- what a file may not be --------------------------------------------------------------------------------
@@ -360,22 +390,3 @@ def test_kv_may_be_absent_in_anchors_only():
     study = read_study(rounds, anchors=True)
     assert (study.columns["total_kv_tokens"] == -1).all() and study.anchors
     assert study.table()["total_kv_tokens"].null_count == 9
-
-
-# --- the sidecar -------------------------------------------------------------------------------------------
-
-
-def test_a_sidecar_describes_its_file(tmp_path):
-    path = saved(tmp_path, SIX, ".parquet")
-    note = {"schema_version": 1, "protocol": "by hand", "rows": {"sd": 6, "stp": 3}, "sha256": read_study(path).digest}
-    (tmp_path / "rounds.json").write_text(json.dumps(note))
-    assert read_study(path).sidecar == note and read_study(SIX).sidecar == {}
-    (tmp_path / "other.json").write_text("{}")
-    assert read_study(path, sidecar=tmp_path / "other.json").sidecar == {}
-    for wrong in ({"schema_version": 2}, {"sha256": "0" * 64}, {"rows": {"sd": 5, "stp": 3}}, {"rows": 9}):
-        (tmp_path / "rounds.json").write_text(json.dumps(note | wrong))
-        assert refusal(OptionError, read_study, path)[0] == "study_sidecar"
-    for text in ("[]", "{", '{"a": NaN}'):
-        (tmp_path / "rounds.json").write_text(text)
-        assert refusal(OptionError, read_study, path)[0] == "study_sidecar"
-    assert refusal(OptionError, read_study, path, sidecar=tmp_path / "absent.json")[0] == "study_sidecar"

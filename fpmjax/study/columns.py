@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 INT32 = 2**31 - 1
+WARMUP = 16  # first rounds of a run that the protocol drops
 EXACT = 2**53  # integers up to here are exact in float64, which KV is interpolated in
 
 METHODS = ("none", "mtp", "eagle", "eagle3", "ngram", "draft_model", "other")

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from fpmjax.errors import refuse_option
-from fpmjax.study.columns import INVALID
+from fpmjax.study.columns import INVALID, WARMUP
 from fpmjax.study.read import Study
 
-WARMUP = 16  # first rounds of a run that the protocol drops
 REASONS = (INVALID, "warmup", "prefill_or_mixed", "non_graph", "short_batch")
 MOST_REASONS = 100  # of the file's own, so that codes fit int8
 

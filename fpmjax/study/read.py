@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import gzip
 import hashlib
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -16,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from fpmjax import strict_json
-from fpmjax.errors import refuse_option
+from fpmjax.errors import FpmError, refuse_option
 from fpmjax.metrics import show
 from fpmjax.study.columns import BY_NAME, COLUMNS, PRIMARY_KEY
 from fpmjax.study.findings import Findings
@@ -90,7 +91,7 @@ class Study:
             values = self.columns[column.name]
             wide = values.astype("<f8" if column.kind == "number" else "<i8")
             words = self.words.get(column.name, ())
-            found.update(strict_json_text([column.name, list(words)]) + wide[order].tobytes())
+            found.update(json.dumps([column.name, words]).encode() + wide[order].tobytes())
         return found.hexdigest()
 
 
@@ -219,9 +220,9 @@ def open_source(source: Any) -> Source:
             return Source(label, pq.ParquetFile(pa.BufferReader(content)).read(), digest, path)
         text = gzip.decompress(content) if path.lower().endswith(".gz") else content
         table, lines = read_csv(label, text)
+    except FpmError:
+        raise
     except (pa.ArrowException, OSError, EOFError, ValueError) as error:
-        if getattr(error, "code", None):
-            raise
         reason = getattr(error, "strerror", None) or first_line(error)
         refuse_option("study_file", f"{path} cannot be read: {reason}", f"a study ends in {', '.join(FILES)}")
     return Source(label, table, digest, path, lines, text=True)
@@ -292,12 +293,6 @@ def first_line(error: BaseException) -> str:
 
 
 # --- the sidecar -------------------------------------------------------------------------------------------
-
-
-def strict_json_text(value: Any) -> bytes:
-    import json
-
-    return json.dumps(value, ensure_ascii=True, separators=(",", ":")).encode()
 
 
 def read_sidecar(study: Study, name: str | os.PathLike[str] | None) -> dict[str, Any]:

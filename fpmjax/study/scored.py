@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from fpmjax.errors import refuse_option
+from fpmjax.study.columns import CONFIGURATION, WARMUP
 
 if TYPE_CHECKING:
     from fpmjax.rule import SpeculativeRule
@@ -128,7 +129,7 @@ def score(
     reference: str = "measured",
     model: Any = None,
     repetition: int | None = 1,
-    warmup: int = 16,
+    warmup: int = WARMUP,
 ) -> Scored:
     """The speculative rounds of one repetition beside their reference.
 
@@ -139,7 +140,6 @@ def score(
     Raises OptionError: `study_empty` (no speculative round of that repetition), and those of `exclude` and of
     `reference_of`.
     """
-    from fpmjax.study.columns import CONFIGURATION
     from fpmjax.study.exclude import exclude
     from fpmjax.study.reference import curves_of, reference_of
     from fpmjax.study.rules import coded

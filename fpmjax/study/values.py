@@ -59,9 +59,10 @@ def typed(column: Column, found: pa.ChunkedArray) -> Values:
         )
     if pa.types.is_dictionary(found.type) and column.kind != "text":
         found = found.cast(kind)
-    null = found.is_null().to_numpy()
     if column.kind == "text":
-        return _coded(flat(found.cast(pa.large_string()).dictionary_encode()), null)
+        found = found.cast(pa.large_string())
+        return _coded(flat(found.dictionary_encode()), found.is_null().to_numpy())
+    null = found.is_null().to_numpy()
     fill = {"number": np.nan, "flag": False}.get(column.kind, 0)
     array = found.fill_null(pa.scalar(fill, kind)).to_numpy() if found.null_count else found.to_numpy()
     if column.kind == "count":
