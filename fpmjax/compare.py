@@ -137,5 +137,5 @@ def check_comparison(table: Any) -> None:
     needed = ("a_latency_ms", "b_latency_ms", "difference_ms", "difference_pct")
     names = table.column_names if isinstance(table, pa.Table) else ()
     if missing := [name for name in needed if name not in names]:
-        what = f"a table without {missing[0]}" if isinstance(table, pa.Table) else f"a {type(table).__name__}"
+        what = f"a table without {missing[0]}" if isinstance(table, pa.Table) else type(table).__name__
         refuse_option("table", f"{what} is no comparison", "fpmjax.compare(a, b, queries) makes one")

@@ -25,7 +25,8 @@ def named(models: Any, queries: Any, who: str) -> tuple[list[str], tuple[Any, ..
             refuse_option("models", what, "give models=None")
         asked = own
     elif isinstance(models, Mapping):
-        names, asked = [str(name) for name in models], tuple(models.values())
+        names = [str(name).encode(errors="backslashreplace").decode() for name in models]  # Arrow holds UTF-8
+        asked = tuple(models.values())
     elif isinstance(models, Sequence) and not isinstance(models, str) and not is_model(models):
         asked = tuple(models)
     else:

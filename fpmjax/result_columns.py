@@ -15,7 +15,8 @@ import numpy as np
 import pyarrow as pa
 
 from fpmjax.answer import Resolution
-from fpmjax.errors import OptionError
+from fpmjax.errors import refuse_option
+from fpmjax.metrics import show
 from fpmjax.status import Status
 
 MODEL, STATUS, FAULT = "model", "status", "fault"
@@ -206,14 +207,17 @@ class Layout:
 
 def checked(chosen: Any, names: Sequence[str]) -> set[str]:
     """The chosen names; OptionError (`columns`) for others."""
-    chosen = [chosen] if isinstance(chosen, str) else list(chosen)
+    try:
+        chosen = [chosen] if isinstance(chosen, str) else list(chosen)
+    except TypeError:
+        refuse_option("columns", f"columns is {show(chosen)}", "give names, such as ['latency_ms', 'status']")
     for name in chosen:
         if name not in names:
             close = difflib.get_close_matches(str(name), names, 1)
             hint = f"did you mean {close[0]}?" if close else f"this result has {', '.join(names)}"
-            raise OptionError(f"{name!r} is no column of this result\nhint: {hint}", code="columns")
+            refuse_option("columns", f"{name!r} is no column of this result", hint)
     if not chosen:
-        raise OptionError("columns is empty\nhint: leave it out for all columns", code="columns")
+        refuse_option("columns", "columns is empty", "leave it out for all columns")
     return set(chosen)
 
 

@@ -169,6 +169,11 @@ def test_a_number_of_rows_may_be_of_numpy(model):
     assert ask(model, chunk=np.int64(7)).equals(ask(model, chunk=7))
 
 
+def test_a_name_may_be_anything(model):
+    names = sweep({"\ud800": model, 7: model}, grid(decode_requests=1, decode_kv=64), progress=False)["model"]
+    assert names.to_pylist() == ["\\ud800", "7"]
+
+
 def test_cells_are_named_by_what_tells_them_apart():
     cells = [cell_of(ROWS), replace(cell_of(ROWS), identity=replace(cell_of(ROWS).identity, tp=4, moe_tp=4))]
     table = sweep([fpmjax.direct(c) for c in cells], grid(decode_requests=1, decode_kv=64), progress=False)
@@ -336,6 +341,8 @@ def test_what_was_there_before_is_left_alone(model, tmp_path):
         ("MODEL", grid(decode_requests=1), {"reduce": fpmjax.Reduce(), "chunk": 8}, "chunk"),
         ("MODEL", grid(decode_requests=1), {"reduce": fpmjax.Reduce(), "columns": ["min_ms"]}, "columns"),
         ("MODEL", grid(decode_requests=1), {"reduce": fpmjax.Reduce(), "evidence": True}, "evidence"),
+        ("MODEL", grid(decode_requests=1), {"columns": 5}, "columns"),
+        ("MODEL", grid(decode_requests=1), {"columns": [["latency_ms"]]}, "columns"),
         ("TWICE", grid(decode_requests=1), {}, "models"),
         ("TWICE", grid(decode_requests=1), {"reduce": fpmjax.Reduce()}, "models"),
         ("MODEL", grid(decode_requests=1), {"form": "pandas"}, "form"),
