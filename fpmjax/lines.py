@@ -3,7 +3,7 @@
 A line is a stretch of cells along one reduced axis; every other axis stands still on it.  A block is a fixed number of
 lines of a fixed length, so that a few compiled functions serve every grid, and so that the order of every sum is a
 property of the grid alone.  Any model answers a block cell by cell; the direct rule reads whole lines along the KV
-totals (`lookup.outer`).
+totals (`lookup.outer`), or along those per request (`lookup.rays`).
 """
 
 from __future__ import annotations
@@ -12,34 +12,31 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import count
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from fpmjax.estimate import IN_FLIGHT
-from fpmjax.grid import DECODE, MODEL, Grid, work_of
-from fpmjax.lookup.kernel import look_up_decode
-from fpmjax.lookup.outer import batch_classes, find_rows, read_rows
+from fpmjax.fold import FACTOR, KV_AXIS, PER_REQUEST, fold_cells, fold_rays, fold_rows
+from fpmjax.grid import DECODE, DRAFT, MODEL, Grid
+from fpmjax.lookup.outer import batch_classes, find_rows
+from fpmjax.lookup.rays import Pieces, Turns, cut_rays, turns_of
 from fpmjax.metrics import U32_MAX
 from fpmjax.rule import SpeculativeRule
-from fpmjax.speculative import for_draft, is_published, speculate
+from fpmjax.speculative import is_published
 
 CELLS = 2**18  # of a block that is answered cell by cell
 LENGTHS = (8, 256)  # of its lines; two, so that few functions are compiled
 BESIDE = 16  # cells that the joining of one line costs
 KV, ROWS = 1024, 256  # length and number of lines that are read whole
 PAYS = 3  # lines a class from which that is faster
+AXIS = 2**15  # KV totals per request along which rays are cut at a time
+PIECES = (64, 256)  # lengths of what they are cut into
+BESIDE_PIECE = 64  # cells that the cutting and joining of one of them costs
+RAY_CELLS = 3  # cells of pieces that cost what one costs on its own
 GROUP = 2**20  # lines that are laid out at a time
-LANES = (8, 64)  # cells of a line that are folded side by side: where lines run down a block, and across it
-STEPS = 8  # at least
-ANSWERED = 2**16  # of a count that holds two: answered cells above this, those within the limit below
-KV_AXIS, PER_REQUEST, DRAFT, FACTOR = "decode_kv", "kv_per_request", "draft_length", "factor"
-MANTISSA = 7  # bits of it that a bin of a histogram keeps
-SHIFT = 52 - MANTISSA
-FLOOR = (1023 - 30) << MANTISSA  # first bin: everything below 2**-30 ms
 
 
 class Block(NamedTuple):
@@ -111,20 +108,25 @@ def fold_grid(
 def blocks(model: Any, devices: Sequence[Any], axes: Axes, number: int, rule: SpeculativeRule) -> Iterator[Block]:
     """All cells of one model, which is number `number` on its axis, if there is one."""
     copies = [jax.device_put(model, device) for device in devices]
-    whole = reads_lines(model, axes)
-    along = KV_AXIS if whole else longest(axes)
+    whole, rays = reads_lines(model, axes), rays_of(model, axes)
+    along = KV_AXIS if whole else PER_REQUEST if rays else longest(axes)
     others = tuple(name for name in (*axes.keep, *axes.reduced) if name not in (along, MODEL))
-    values, count = asked_values(axes, rule), axes.cells(others)
-    for begin in range(0, count, GROUP):
-        digits = axes.digits(others, np.arange(begin, min(begin + GROUP, count)))
-        size = min(GROUP, count - begin)
+    values, cells = asked_values(axes, rule), axes.cells(others)
+    for begin in range(0, cells, GROUP):
+        digits = axes.digits(others, np.arange(begin, min(begin + GROUP, cells)))
+        size = min(GROUP, cells - begin)
         at = {**digits, MODEL: np.int64(number), along: np.int64(0)}
         kept, base = axes.place(at, axes.keep, size), axes.place(at, axes.reduced, size)
         columns = {name: values[name][x] for name, x in digits.items()}
         if DRAFT in digits:
             columns[FACTOR] = values[FACTOR][digits[DRAFT]]
         lines = Lines(along, axes.stride.get(along, 0), kept, base, columns)
-        yield from (read_whole(copies, lines, values) if whole else answer_cells(copies, lines, values, rule))
+        if whole:
+            yield from read_whole(copies, lines, values)
+        elif rays:
+            yield from read_rays(copies, lines, values, rays)
+        else:
+            yield from answer_cells(copies, lines, values, rule)
 
 
 class Lines(NamedTuple):
@@ -172,11 +174,9 @@ def read_whole(copies: Sequence[Any], lines: Lines, values: dict[str, Any]) -> I
     """Whole lines along the KV totals.  In order of the batch neighbours share a class, and it stays in the cache."""
     model, columns, kv = copies[0], lines.columns, values[KV_AXIS]
     classes = batch_classes(model.decode)
-    width = columns[DRAFT].astype(np.int64) + 1 if DRAFT in columns else model.verify_width
-    batch = columns[DECODE].astype(np.int64) * width
+    batch = batches(model, columns)
     order = np.argsort(batch, kind="stable")
-    batch = np.minimum(batch[order], U32_MAX).astype(np.uint32)
-    kept, base = lines.kept[order], lines.base[order]
+    batch, kept, base = batch[order], lines.kept[order], lines.base[order]
     factor = columns[FACTOR][order] if FACTOR in columns else None
     of = classes(batch)
     for turn, first in enumerate(range(0, len(kv), KV)):
@@ -195,6 +195,54 @@ def read_whole(copies: Sequence[Any], lines: Lines, values: dict[str, Any]) -> I
             yield Block(device, ROWS, kept[here], where, len(kept[here]) * cells, ask)
 
 
+class Rays(NamedTuple):
+    """Where the knots change that answer lines along the KV totals per request, and the length of their pieces."""
+
+    turns: Turns
+    length: int
+
+
+def read_rays(copies: Sequence[Any], lines: Lines, values: dict[str, Any], rays: Rays) -> Iterator[Block]:
+    """Lines along the KV totals per request, cut where other knots answer.  What is refused is not even asked."""
+    columns, turns, length = lines.columns, rays.turns, rays.length
+    requests, batch, kv = columns[DECODE], batches(copies[0], columns), values[PER_REQUEST]
+    of = batch_classes(copies[0].decode)(batch)
+    width, number = CELLS // length, count()
+    together = max(1, GROUP // (int(np.diff(turns.first).max()) + AXIS // length))
+    for first in range(0, len(kv), AXIS):
+        axis = kv[first : first + AXIS]
+        held = [jax.device_put(fill(axis, AXIS + length), x.decode.row.sharding) for x in copies]
+        for begin in range(0, len(of), together):
+            here = slice(begin, begin + together)
+            pieces = cut_rays(turns, of[here], requests[here], axis, length)
+            refused = len(of[here]) * len(axis) - int(pieces.left.sum())
+            for start in range(0, max(len(pieces.ray), 1), width):
+                some = Pieces(*(x[start : start + width] for x in pieces))
+                ray, device = begin + some.ray, next(number) % len(copies)
+                ask = partial(
+                    fold_rays,
+                    copies[device].decode.knots,
+                    kv=held[device],
+                    lo=fill(turns.lo[some.turn], width),
+                    hi=fill(turns.hi[some.turn], width),
+                    batch=fill(batch[ray], width),
+                    requests=fill(requests[ray], width),
+                    start=fill(some.start.astype(np.int32), width),
+                    left=fill(some.left.astype(np.int32), width),
+                    factor=fill(columns[FACTOR][ray], width) if FACTOR in columns else None,
+                    length=length,
+                )
+                where = partial(on_lines, lines.base[ray] + (first + some.start) * lines.stride, lines.stride)
+                yield Block(device, width, lines.kept[ray], where, int(some.left.sum()) + refused, ask)
+                refused = 0
+
+
+def batches(model: Any, columns: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Decode rows of every line, uint32 [lines]; beyond 32 bits the largest number, which no table answers either."""
+    width = columns[DRAFT].astype(np.int64) + 1 if DRAFT in columns else model.verify_width
+    return np.minimum(columns[DECODE].astype(np.int64) * width, U32_MAX).astype(np.uint32)
+
+
 def on_lines(base: np.ndarray, stride: int, offset: np.ndarray) -> np.ndarray:
     return base + offset * stride
 
@@ -204,15 +252,39 @@ def longest(axes: Axes) -> str:
     return max((name for name in axes.reduced if name != MODEL), key=lambda n: len(axes.values[n]), default="")
 
 
+def decodes(model: Any, values: Mapping[str, np.ndarray], *kv: str) -> bool:
+    """Whether every cell is decode of some requests by the direct rule, over one of these axes of KV totals."""
+    if not hasattr(model, "walk_classes") or values.keys() - {DECODE, DRAFT, FACTOR, MODEL, *kv}:
+        return False
+    return any(name in values for name in kv) and bool(values[DECODE].min() > 0)  # none are idle, or invalid with KV
+
+
+def is_plain(model: Any, values: Mapping[str, np.ndarray]) -> bool:
+    """Whether every cell is decode of valid work by the direct rule, whatever the combination."""
+    return decodes(model, values, KV_AXIS, PER_REQUEST) and values[DECODE].dtype == np.uint32
+
+
 def reads_lines(model: Any, axes: Axes) -> bool:
     """Whether whole lines along the KV totals answer this grid, and faster than cell by cell."""
-    names = axes.values.keys()
-    if not hasattr(model, "walk_classes") or KV_AXIS not in axes.reduced or names - {DECODE, KV_AXIS, DRAFT, MODEL}:
+    if KV_AXIS not in axes.reduced or not decodes(model, axes.values, KV_AXIS):
         return False
-    n, lines = len(axes.values[KV_AXIS]), axes.cells([name for name in names if name not in (KV_AXIS, MODEL)])
+    n, lines = len(axes.values[KV_AXIS]), axes.cells([x for x in axes.values if x not in (KV_AXIS, MODEL)])
     padded = -(-n // KV) * KV * -(-lines // ROWS) * ROWS
-    worth = padded <= 2 * n * lines and lines >= PAYS * len(model.walk_classes.offset)
-    return worth and bool(axes.values[DECODE].min() > 0)  # no requests are idle, or invalid with KV
+    return padded <= 2 * n * lines and lines >= PAYS * len(model.walk_classes.offset)
+
+
+def rays_of(model: Any, axes: Axes) -> Rays | None:
+    """How lines along the KV totals per request are cut; None where they cannot be, or cell by cell is faster."""
+    if PER_REQUEST not in axes.reduced or not decodes(model, axes.values, PER_REQUEST):
+        return None
+    kv, requests = axes.values[PER_REQUEST], axes.values[DECODE]
+    if int(kv.max()) * int(requests.max()) > U32_MAX or (np.diff(kv) < 0).any():
+        return None
+    turns = turns_of(model.decode)
+    parts = len(turns.begin) / (len(turns.first) - 1) / 2  # every turn leaves a piece half empty
+    cost = {length: (len(kv) / length + parts) * (length + BESIDE_PIECE) for length in PIECES}
+    length = min(PIECES, key=cost.__getitem__)
+    return Rays(turns, length) if cost[length] <= RAY_CELLS * len(kv) else None
 
 
 def asked_values(axes: Axes, rule: SpeculativeRule) -> dict[str, np.ndarray]:
@@ -230,117 +302,3 @@ def asked_values(axes: Axes, rule: SpeculativeRule) -> dict[str, np.ndarray]:
 def fill(x: np.ndarray, size: int, value: Any = 0) -> np.ndarray:
     """`value` at the end, up to `size`."""
     return x if len(x) == size else np.pad(x, (0, size - len(x)), constant_values=value)
-
-
-@partial(jax.jit, static_argnames=("length", "plain", "published", "ordinary"), donate_argnames="state")
-def fold_cells(
-    model: Any,
-    state: Any,
-    limit: Any,
-    bins: Any,
-    *,
-    columns: dict[str, Any],
-    stretch: dict[str, Any],
-    left: Any,
-    length: int,
-    plain: bool,
-    published: bool,
-    ordinary: bool,
-) -> Any:
-    """Cells [length, lines] of a grid.
-
-    columns: values [1, lines] of the axes across the lines; stretch: those [length, lines] of the one along them.
-    left: int32 [1, lines], how many cells are real on each line.
-    """
-    shape = (length, left.shape[1])
-    columns = columns | stretch
-    flat = answer_plainly(model, columns, shape) if plain else answer(model, columns, shape, published, ordinary)
-    ms = flat.reshape(shape)
-    real = lax.broadcasted_iota(jnp.int32, ms.shape, 0) < left
-    return leave(jnp.where(real, ms, jnp.nan), 0, state, limit, bins)
-
-
-def answer(model: Any, columns: dict[str, Any], shape: tuple[int, int], published: bool, ordinary: bool) -> Any:
-    """Any model: milliseconds, flat, of columns of a grid that broadcast to the shape; NaN where refused.
-
-    ordinary: whether a draft length may be 0, which is asked of the model as it is."""
-    flat = {name: spread(x, shape) for name, x in columns.items()}
-    factor = flat.pop(FACTOR, None)
-    work, depth = work_of(flat)
-    if depth is None:
-        return model(work).latency_ms
-    ms = speculate(jnp, for_draft(model), work, depth, factor, published).latency_ms
-    return jnp.where(depth == 0, model(work).latency_ms, ms) if ordinary else ms
-
-
-def answer_plainly(model: Any, columns: dict[str, Any], shape: tuple[int, int]) -> Any:
-    """The direct rule where `is_plain` found that nothing else can happen."""
-    requests, factor = columns[DECODE], columns.get(FACTOR)
-    kv = columns[PER_REQUEST] * requests if PER_REQUEST in columns else columns[KV_AXIS]
-    width = columns[DRAFT].astype(jnp.int64) + 1 if DRAFT in columns else model.verify_width
-    batch = jnp.minimum(requests.astype(jnp.int64) * width, U32_MAX).astype(jnp.uint32)
-    ms, _ = look_up_decode(model.decode, spread(batch, shape), spread(kv, shape))
-    return ms if factor is None else spread(factor, shape) * ms
-
-
-def spread(x: Any, shape: tuple[int, int]) -> Any:
-    """Flat: a trailing axis costs XLA much of its speed."""
-    return jnp.broadcast_to(x, shape).reshape(-1)
-
-
-def is_plain(model: Any, values: Mapping[str, np.ndarray]) -> bool:
-    """Whether every cell is decode of valid work by the direct rule, whatever the combination."""
-    if not hasattr(model, "walk_classes") or values.keys() - {DECODE, KV_AXIS, PER_REQUEST, DRAFT, FACTOR}:
-        return False
-    kv = values.get(PER_REQUEST, values.get(KV_AXIS))
-    return kv is not None and kv.dtype == np.uint32 and bool(values[DECODE].min() > 0)
-
-
-@partial(jax.jit, donate_argnames="state")
-def fold_rows(rows: Any, state: Any, limit: Any, bins: Any, *, of: Any, batch: Any, factor: Any) -> Any:
-    """Lines of `batch` [lines] over the KV totals that `rows` was found for."""
-    ms = read_rows(rows, of, batch)
-    return leave(ms if factor is None else factor[:, None] * ms, 1, state, limit, bins)
-
-
-def leave(ms: Any, axis: int, state: Any, limit: Any, bins: Any) -> Any:
-    """What every line of a block leaves, of which `axis` runs along the lines.
-
-    Without `bins` (minimum, its first offset, maximum, sum, how many are answered, how many lie within the limit), all
-    [lines].  With them (row [lines], first bin, bins a row) the histograms `state`, the block counted in.
-
-    The loop folds lanes side by side, and makes XLA compute every latency once: fused reductions would do so each.
-    """
-    if bins is not None:
-        row, first, width = bins
-        code = jnp.maximum(lax.bitcast_convert_type(ms, jnp.int64) >> SHIFT, FLOOR) - first
-        at = jnp.where(ms == ms, jnp.expand_dims(row, axis) * width + code, state.shape[0])
-        return state.at[at.reshape(-1).astype(jnp.int32)].add(1, mode="drop")
-    n = ms.shape[axis]
-    lanes = min(LANES[axis], n // STEPS)
-    one, other = jnp.int32(ANSWERED + 1), jnp.int32(ANSWERED)
-
-    def step(i: Any, left: Any) -> Any:
-        x = lax.dynamic_slice_in_dim(ms, i * lanes, lanes, axis)
-        low, at, high, total, counts = left
-        found, lower = x == x, x < low
-        return (
-            jnp.where(lower, x, low),
-            jnp.where(lower, i.astype(jnp.int32), at),
-            jnp.where(x > high, x, high),
-            total + jnp.where(found, x, 0.0),
-            counts + jnp.where(found, jnp.where(x <= limit, one, other), jnp.int32(0)),
-        )
-
-    none, zero = (jnp.zeros_like(lax.slice_in_dim(ms, 0, lanes, axis=axis), t) for t in (ms.dtype, jnp.int32))
-    left = lax.fori_loop(0, n // lanes, step, (none + jnp.inf, zero, none - jnp.inf, none, zero))
-    low, at, high, total, counts = left if axis == 0 else (x.T for x in left)
-    at = at * lanes + lax.broadcasted_iota(jnp.int32, at.shape, 0)
-    while lanes > 1:
-        lanes //= 2
-        (a, b), (i, j) = ((x[:lanes], x[lanes:]) for x in (low, at))
-        second = (b < a) | ((b == a) & (j < i))
-        low, at = jnp.where(second, b, a), jnp.where(second, j, i)
-        high = jnp.maximum(high[:lanes], high[lanes:])
-        total, counts = (x[:lanes] + x[lanes:] for x in (total, counts))
-    return low[0], at[0], high[0], total[0], counts[0] // ANSWERED, counts[0] % ANSWERED

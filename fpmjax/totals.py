@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from fpmjax.errors import refuse_option
+from fpmjax.fold import FLOOR, MANTISSA, SHIFT
 from fpmjax.grid import Grid
-from fpmjax.lines import FLOOR, MANTISSA, SHIFT, Axes, Block, fill
+from fpmjax.lines import Axes, Block, fill
 
 NOWHERE = 2**62
 LARGEST_HISTOGRAM = 2**25  # bins of 8 bytes
@@ -42,12 +43,10 @@ class Totals:
         np.add.at(self.answered, row, answered)
         np.add.at(self.under, row, under)
         np.maximum.at(self.high, row, high)
-        first = np.where(low < np.inf, block.where(at.astype(np.int64)), NOWHERE)
-        order = np.lexsort((first, low, row))
-        order = order[np.append(True, np.diff(row[order]) != 0)]
-        row, low, first = row[order], low[order], first[order]
-        better = (low < self.low[row]) | ((low == self.low[row]) & (first < self.first[row]))
-        self.low[row[better]], self.first[row[better]] = low[better], first[better]
+        self.first[row[low < self.low[row]]] = NOWHERE
+        np.minimum.at(self.low, row, low)
+        lowest = (low == self.low[row]) & (low < np.inf)
+        np.minimum.at(self.first, row[lowest], block.where(at.astype(np.int64))[lowest])
 
     def kept_columns(self) -> dict[str, np.ndarray]:
         """Values of the kept axes, int64 [kept]."""

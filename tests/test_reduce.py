@@ -23,7 +23,7 @@ from fpmjax.lookup.outer import find_rows
 from fpmjax.reduce import QUANTILE_ERROR, Reduce, summarise
 from fpmjax.totals import Histogram
 
-SMALL = {"CELLS": 64, "LENGTHS": (8, 16), "KV": 16, "ROWS": 4, "GROUP": 12, "PAYS": 0, "LANES": (2, 2)}
+SMALL = {"CELLS": 64, "LENGTHS": (8, 16), "KV": 16, "ROWS": 4, "GROUP": 12, "PAYS": 0}
 
 
 @pytest.fixture(params=["as they are", "small blocks"])
