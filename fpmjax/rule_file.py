@@ -39,16 +39,21 @@ def save_rule(rule: SpeculativeRule, path: str | os.PathLike[str], *, study: Map
     if rule is None:
         check_rule("nothing")
     check_rule(rule)
-    document = {"format": FORMAT, "version": VERSION, **rule.document()}
-    if study is not None:
-        document["study"] = dict(study)
-    text = json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    text = rule_text(rule, study)
     try:
         with replacing(path) as partial:
             partial.write_text(text, encoding="utf-8", newline="\n")
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         refuse(f"{os.fspath(path)} cannot be written: {reason}", "name a file in a folder that exists")
+
+
+def rule_text(rule: SpeculativeRule, study: Mapping[str, Any] | None = None) -> str:
+    """What the file holds."""
+    document = {"format": FORMAT, "version": VERSION, **rule.document()}
+    if study is not None:
+        document["study"] = dict(study)
+    return json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def load_rule(path: str | os.PathLike[str]) -> SpeculativeRule:

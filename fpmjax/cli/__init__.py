@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from fpmjax import __version__
-from fpmjax.cli import build, compare, coverage, demo, estimate, evaluate, fit, inspect, selfcheck, sweep
+from fpmjax.cli import build, calibrate, compare, coverage, demo, estimate, evaluate, fit, inspect, selfcheck, sweep
 from fpmjax.cli.arguments import BAD_INPUT, NOT_COVERED, Parser
 from fpmjax.cli.output import abandon, tell
 from fpmjax.errors import CoverageError, FpmError
@@ -82,6 +82,6 @@ def parser() -> Parser:
     top = Parser(prog="fpmjax", description=DESCRIPTION, epilog=EPILOG)
     top.add_argument("--version", action="version", version=f"fpmjax {__version__}")
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (demo, inspect, estimate, sweep, compare, coverage, build, fit, evaluate, selfcheck):
+    for command in (demo, inspect, estimate, sweep, compare, coverage, build, fit, evaluate, calibrate, selfcheck):
         command.add(commands)
     return top

@@ -67,7 +67,7 @@ def ratio_figure(document: dict[str, Any]) -> Figure:
                 some = [c for c in own if group_name(c) == name]
                 x = [c["draft_length"] + 0.16 * ((i + 0.5) / len(names) - 0.5) for c in some]
                 y = [c["config_ratio_median"] for c in some]
-                axes.scatter(x, y, 18, COLOURS[i % 6], MARKS[i % 6], alpha=0.75, label=name)
+                axes.scatter(x, y, s=18, c=COLOURS[i % 6], marker=MARKS[i % 6], alpha=0.75, label=name)
             ends = [min(c["draft_length"] for c in own), max(c["draft_length"] for c in own)]
             ends = [ends[0] - 0.3, ends[1] + 0.3]
             for kind, dash, rule in (("fixed rule", "-", document["rule"]), ("pooled refit", "--", pooled(document))):

@@ -1,6 +1,6 @@
 """A small study to try the command on, and to copy the columns from: synthetic rounds with a known answer.
 
-One made-up GPU, F(b, K) = 6 + 0.03 b + 0.0001 K ms, T = (0.09 d + 1.2) F with some percent of regular noise, 16 rounds
+One made-up GPU, F(b, K) = 6 + 0.03 b + 0.0001 K ms, T = (0.1 d + 1.12) F with some percent of regular noise, 16 rounds
 of warm-up in every run; no engine was measured.
 """
 
@@ -20,7 +20,7 @@ from fpmjax.study.columns import COLUMNS
 from fpmjax.study.exclude import WARMUP
 
 DEPTHS, BATCHES, CONTEXTS, ROUNDS, EMITTED = (1, 2, 3, 4), (1, 4), (1024, 4096), 8, 2
-TRUE = (0.09, 1.2)  # slope and intercept of the made-up engine
+TRUE = (0.1, 1.12)  # slope and intercept of the made-up engine
 SAME: dict[str, Any] = {
     "study_id": "example",
     "gpu": "example-gpu",
@@ -90,7 +90,7 @@ def example_rows() -> list[dict[str, Any]]:
                 each = {"method": "mtp", "kind": "sd", "draft_length": d, "batch_size": size, "repetition": 1}
                 each |= {"initial_context": context, "active_requests": size}
                 each |= {"proposed_tokens": d * size, "emitted_tokens": EMITTED * size}
-                run = noise(7 * d + 3 * size + context, 0.03)
+                run = noise(7 * d + 3 * size + context, 0.012)
                 for i in range(WARMUP + ROUNDS):
                     kv = size * (context + EMITTED * i)
                     factor = (TRUE[0] * d + TRUE[1]) * run * (1.6 if i < WARMUP else noise(len(rows), 0.01))

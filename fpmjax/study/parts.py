@@ -1,0 +1,175 @@
+"""The parts of a study's document, each from the study or from its scored rounds, as plain JSON values."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fpmjax.errors import OptionError
+from fpmjax.rule import SpeculativeRule
+from fpmjax.study.exclude import exclude
+from fpmjax.study.read import Study
+from fpmjax.study.reading import POOLED, group_name
+from fpmjax.study.refit import LOSSES, WEIGHTS, refit
+from fpmjax.study.scored import Scored, score
+from fpmjax.study.statistics import statistics
+
+DIGITS = 9  # significant ones of every number: the last bits differ between machines
+SCOPE = ("study_id", "gpu", "tp", "dtype", "framework", "framework_version", "model", "method", "attention_backend")
+SCOPE += ("timing_scope", "topk")
+BINS = 20  # at most, of (d+1)B and of K
+SUFFIXES = (".csv.gz", ".csv", ".parquet")
+
+
+def data_name(study: Study) -> str:
+    """Name of the rounds' file in the folder."""
+    return f"data/{Path(study.path).name if study.path else 'study.parquet'}"
+
+
+def kept_files(study: Study) -> dict[str, bytes]:
+    """Name in the folder -> bytes: the study's file as it is, or a table as Parquet; and its sidecar."""
+    if study.path is None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        out = pa.BufferOutputStream()
+        pq.write_table(study.table(), out)
+        return {data_name(study): out.getvalue().to_pybytes()}
+    path = Path(study.path)
+    files = {data_name(study): path.read_bytes()}
+    suffix = next(end for end in SUFFIXES if path.name.lower().endswith(end))
+    beside = path.with_name(path.name[: -len(suffix)] + ".json")
+    if study.sidecar and beside.exists():
+        files[f"data/{beside.name}"] = beside.read_bytes()
+    return files
+
+
+def inputs_of(study: Study, files: Mapping[str, bytes]) -> list[dict[str, Any]]:
+    """What the numbers were made of, each with its digest."""
+    found: list[dict[str, Any]] = [
+        {"file": name, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in files.items()
+    ]
+    found[0] |= {"rows": study.rows, "content_sha256": study.content()}
+    if study.sidecar:
+        found[0]["sidecar"] = dict(study.sidecar)
+    return found
+
+
+def scope_of(study: Study) -> dict[str, list[Any]]:
+    """Every value of the columns that say what was measured, sorted; of the method, those of speculative rounds."""
+    found: dict[str, list[Any]] = {}
+    for name in SCOPE:
+        values = study.columns[name]
+        if name == "method":
+            values = values[study.sd]
+        codes = np.unique(values).tolist()
+        found[name] = [study.words[name][code] for code in codes] if name in study.words else codes
+    for name in ("draft_length", "batch_size", "initial_context"):
+        found[name] = np.unique(study.columns[name][study.sd]).tolist()
+    return found
+
+
+def rows_of(study: Study, warmup: int) -> dict[str, Any]:
+    """Rows of the file by kind, and how many of each are left out for which reason."""
+    left_out = exclude(study, warmup=warmup)
+    kinds = {"sd": study.sd, "stp": ~study.sd}
+    return {kind: {"rows": int(mask.sum()), "excluded": left_out.counts(mask)} for kind, mask in kinds.items()}
+
+
+def models_of(model: Any) -> Any:
+    """An estimator, or those of several deployments: kind, digest, and the table's identity where there is one."""
+    from fpmjax.sweep_job import about_model
+
+    if not isinstance(model, Mapping):
+        return about_model(model)
+    return {", ".join(map(str, key)): about_model(one) for key, one in sorted(model.items())}
+
+
+def beside(study: Study, rule: SpeculativeRule, reference: str, repetition: int, warmup: int) -> dict[str, Any] | None:
+    """With the estimator as reference: the same statistics against the measured one, and the estimator's own error.
+
+    An estimator adds its error to the rule's; these numbers tell the two apart.  None where they say nothing.
+    """
+    if reference != "estimator":
+        return None
+    try:
+        scored = score(study, reference="measured", repetition=repetition, warmup=warmup)
+    except OptionError:
+        return None
+    return {"measured": statistics(scored, scored.predict(rule))} if len(scored) else None
+
+
+def refits_of(scored: Scored) -> Iterator[dict[str, Any]]:
+    """Every loss and weighting, over all rounds and over each model and method: the main one of each first."""
+    groups = {POOLED: np.ones(len(scored), bool)}
+    named = np.array([group_name(config._asdict()) for config in scored.configs], object)
+    for name in sorted(set(named.tolist())):
+        groups[name] = (named == name)[scored.config]
+    for name, mask in groups.items():
+        part = scored.where(mask)
+        for loss in LOSSES:
+            for weights in WEIGHTS:
+                yield refit_row(part, name, loss, weights)
+
+
+def refit_row(scored: Scored, group: str, loss: str, weights: str) -> dict[str, Any]:
+    fit = refit(scored, loss=loss, weights=weights)
+    fitted = {"slope": fit.slope, "intercept": fit.intercept, "unclipped": list(fit.unclipped)}
+    row = {"group": group, "loss": loss, "weights": weights, "status": fit.status}
+    row |= fitted if fit.fitted else dict.fromkeys(fitted)
+    row |= {"ratio_mean": fit.ratio_mean, "value": fit.value, "draft_lengths": list(fit.depths)}
+    if not fit.fitted:
+        return row | {"rounds": fit.rounds, "configurations": fit.configurations}
+    found = statistics(scored, fit.predict(scored))
+    names = ("rounds", "scored_configurations", "round_weighted_mape", "round_weighted_bias", "equal_config_mape")
+    row |= {name: found[name] for name in (*names, "equal_config_bias", "wape", "p90_round_ape", "p90_config_mape")}
+    row["configurations"] = row.pop("scored_configurations")
+    return row | {"worst_config": found["worst_config"]}
+
+
+def residuals(scored: Scored, predicted: np.ndarray) -> dict[str, list[dict[str, Any]]]:
+    """How the signed error of the rounds moves with (d+1)B and with K: by value, or in bins of equal ratio."""
+    signed = 100.0 * (predicted - scored.measured_ms) / scored.measured_ms
+    return {"widened_batch": binned(scored.widened, signed), "kv_tokens": binned(scored.kv, signed)}
+
+
+def binned(x: np.ndarray, signed: np.ndarray) -> list[dict[str, Any]]:
+    """One row per distinct value, or per bin where there are many; empty bins are left out."""
+    x, signed = x[x >= 0], signed[x >= 0]
+    distinct = np.unique(x)
+    if len(distinct) <= BINS:
+        place = np.searchsorted(distinct, x)
+    else:
+        edges = np.geomspace(max(distinct[0], 1), distinct[-1], BINS + 1)[1:-1]
+        place = np.searchsorted(edges, x, "right")
+    rows = []
+    for i in np.unique(place).tolist():
+        here = place == i
+        low, middle, high = np.percentile(signed[here], [10, 50, 90]).tolist()
+        rows.append(
+            {"low": int(x[here].min()), "high": int(x[here].max()), "rounds": int(here.sum())}
+            | {"p10_round_error": low, "median_round_error": middle, "p90_round_error": high}
+            | {"round_weighted_bias": float(signed[here].mean())}
+        )
+    return rows
+
+
+def rounded(value: Any) -> Any:
+    """Plain JSON values: floats to `DIGITS` significant digits, NaN as null, tuples as lists, text keys."""
+    if isinstance(value, Mapping):
+        return {str(key): rounded(x) for key, x in value.items()}
+    if isinstance(value, (list, tuple, np.ndarray)):
+        return [rounded(x) for x in value]
+    if isinstance(value, (bool, np.bool_)):
+        return bool(value)
+    if isinstance(value, (int, np.integer)):
+        return int(value)
+    if isinstance(value, (float, np.floating)):
+        return float(f"{value:.{DIGITS}g}") + 0.0 if math.isfinite(value) else None  # + 0.0: no minus zero
+    return value if value is None or isinstance(value, str) else os.fspath(value)
