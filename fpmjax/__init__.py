@@ -76,6 +76,8 @@ if TYPE_CHECKING:
     from fpmjax.reduce import Reduce as Reduce
     from fpmjax.reduce import summarise as summarise
     from fpmjax.rule import SpeculativeRule as SpeculativeRule
+    from fpmjax.rule_file import load_rule as load_rule
+    from fpmjax.rule_file import save_rule as save_rule
     from fpmjax.sensitivity import Sensitivity as Sensitivity
     from fpmjax.sensitivity import row_sensitivity as row_sensitivity
     from fpmjax.sensitivity import sensitivity as sensitivity
@@ -83,6 +85,8 @@ if TYPE_CHECKING:
     from fpmjax.status import Status as Status
     from fpmjax.store import load_model as load_model
     from fpmjax.store import save_model as save_model
+    from fpmjax.study.read import Study as Study
+    from fpmjax.study.read import read_study as read_study
     from fpmjax.sweep import Swept as Swept
     from fpmjax.sweep import sweep as sweep
     from fpmjax.tables.cell import Cell as Cell
@@ -154,6 +158,10 @@ _HOME = {
     "best_draft_length": "acceptance",
     "best_measured_draft_length": "acceptance",
     "BestDraft": "acceptance",
+    "read_study": "study.read",
+    "Study": "study.read",
+    "save_rule": "rule_file",
+    "load_rule": "rule_file",
     "Payoff": "acceptance",
     "x64": "_jax",
     "Estimate": "answer",

@@ -390,3 +390,6 @@ def test_kv_may_be_absent_in_anchors_only():
     study = read_study(rounds, anchors=True)
     assert (study.columns["total_kv_tokens"] == -1).all() and study.anchors
     assert study.table()["total_kv_tokens"].null_count == 9
+    rows = [row | {"initial_context": None} for row in rows]
+    study = read_study(pa.Table.from_pylist(rows, SIX.schema), anchors=True)
+    assert (study.columns["initial_context"] == -1).all()

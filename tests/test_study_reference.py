@@ -19,6 +19,7 @@ from fpmjax.study.exclude import exclude
 from fpmjax.study.read import read_study
 from fpmjax.study.reference import Curves, reference_of
 from fpmjax.study.scored import score
+from fpmjax.study.statistics import configurations
 
 WHERE = {"gpu": "A", "model": "M", "initial_context": 64}
 
@@ -111,6 +112,24 @@ def test_anchors_without_kv_have_one_point_per_batch():
     asked = [sd(3, 1, None), sd(1, 4, None), sd(1, 16, None), sd(1, 1, None)]
     f2 = 6 + (8 - 6) * 1 / 3
     assert found(rows + asked, "interpolated_batch") == [8.0, 8 + 12 * 4 / 12, None, pytest.approx(f2)]
+
+
+def test_public_step_times_against_the_rule():
+    """Medians of a public engine (vLLM PR 32374), by batch at draft lengths 0, 1, 3 and 5; no KV, no context."""
+    times = {1: (6.520590, 7.367628, 8.840665, 10.326491), 4: (6.601515, 7.472813, 8.981170, 10.400272)}
+    times |= {16: (6.898819, 7.852344, 9.518282, 11.196403), 64: (7.774091, 9.656430, 13.497877, 16.831180)}
+    unknown = {"initial_context": None, "timing_scope": "client_itl"}
+    rows = [stp(size, None, ms[0], **unknown) for size, ms in times.items()]
+    rows += [sd(d, b, None, x, **unknown) for b, ms in times.items() for d, x in zip((1, 3, 5), ms[1:], strict=True)]
+    scored = score(read_study(table(rows), anchors=True), reference="interpolated_batch")
+    found = configurations(scored, scored.predict(PUBLISHED))
+    ratio = {(row["batch_size"], row["draft_length"]): row["config_ratio_median"] for row in found}
+    bias = {(row["batch_size"], row["draft_length"]): row["config_bias"] for row in found}
+    assert [round(ratio[1, d], 3) for d in (1, 3, 5)] == [1.125, 1.339, 1.553]
+    assert [round(bias[1, d]) for d in (1, 3, 5)] == [18, 11, 6]
+    assert round(ratio[16, 3], 3) == 1.224 and round(bias[16, 3]) == 22
+    assert ratio[64, 1] is None and scored.unmatched.sum() == 4  # wider than anything measured: 128 rows, 96 at B = 16
+    assert {config.initial_context for config in scored.configs} == {-1}
 
 
 def test_anchors_with_and_without_kv_do_not_meet():

@@ -71,4 +71,5 @@ SHARED |= {"attention_backend": (*DEPLOYMENT, "method")}
 # Rows that are equal in these have one reference.
 REFERENCE = ("gpu", "model", "dtype", "tp", "framework", "framework_version")
 
+ANCHORS = ("total_kv_tokens", "initial_context")  # what public anchors may leave out: they are means over contexts
 INVALID = "invalid"  # the one pre-marked reason that excuses a row from having a latency

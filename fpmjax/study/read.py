@@ -48,7 +48,7 @@ class Study:
     lines: np.ndarray | None = None
     """int64 [rows], the line of every row in a CSV."""
     anchors: bool = False
-    """Read with `anchors=True`: `total_kv_tokens` may be -1."""
+    """Read with `anchors=True`: `total_kv_tokens` and `initial_context` may be -1."""
 
     @property
     def rows(self) -> int:
@@ -113,8 +113,8 @@ def read_study(source: Any, *, sidecar: str | os.PathLike[str] | None = None, an
     source: name of a `.parquet`, `.csv` or `.csv.gz` file, a pyarrow Table, or a data frame (pandas, polars).
     sidecar: JSON beside the file, by default the file's name ending in `.json` where there is one.  Its `sha256` and
       its `rows` by kind must be the file's.
-    anchors: accept rows without `total_kv_tokens`, as public step times are published.  They are scored with the
-      reference `interpolated_batch` only.
+    anchors: accept rows without `total_kv_tokens` and `initial_context`, as public step times are published; both read
+      -1.  Rows without KV are scored with the reference `interpolated_batch` only.
 
     Raises OptionError: `study_file` (cannot be read), `study_columns` (missing, twice, of another type), `study_rows`
     (rows that break a rule, each named), `study_mixed` (two clocks, two engines), `study_sidecar`.

@@ -9,7 +9,7 @@ import numpy as np
 
 from fpmjax.errors import refuse_option
 from fpmjax.metrics import show
-from fpmjax.study.columns import BY_NAME, COLUMNS, INT32, INVALID, PRIMARY_KEY, SHARED, Column
+from fpmjax.study.columns import ANCHORS, BY_NAME, COLUMNS, INT32, INVALID, PRIMARY_KEY, SHARED, Column
 from fpmjax.study.findings import Findings
 from fpmjax.study.values import Values
 
@@ -114,7 +114,7 @@ def excused(column: Column, columns: Columns, anchors: bool) -> np.ndarray | boo
     """Rows in which a required column may be left empty."""
     if column.name == "latency_ms":
         return is_word(columns["reason"], INVALID)
-    return anchors and column.name == "total_kv_tokens"
+    return anchors and column.name in ANCHORS
 
 
 def check_repeats(c: Mapping[str, np.ndarray], findings: Findings) -> None:

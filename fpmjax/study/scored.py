@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 
 class Config(NamedTuple):
-    """One configuration, the unit of every equal-weight mean and of the resampling; ordered as a tuple is."""
+    """One configuration, the unit of every equal-weight mean and of the resampling; ordered as a tuple is.
+
+    initial_context is -1 where an anchor table does not say.
+    """
 
     gpu: str
     tp: int
