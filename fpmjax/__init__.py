@@ -87,6 +87,8 @@ if TYPE_CHECKING:
     from fpmjax.store import save_model as save_model
     from fpmjax.study.read import Study as Study
     from fpmjax.study.read import read_study as read_study
+    from fpmjax.study.result import StudyResult as StudyResult
+    from fpmjax.study.result import run_study as run_study
     from fpmjax.sweep import Swept as Swept
     from fpmjax.sweep import sweep as sweep
     from fpmjax.tables.cell import Cell as Cell
@@ -160,6 +162,8 @@ _HOME = {
     "BestDraft": "acceptance",
     "read_study": "study.read",
     "Study": "study.read",
+    "run_study": "study.result",
+    "StudyResult": "study.result",
     "save_rule": "rule_file",
     "load_rule": "rule_file",
     "Payoff": "acceptance",

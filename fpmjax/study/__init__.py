@@ -9,7 +9,9 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-_HOME = {"read_study": "read", "Study": "read", "score": "scored", "Scored": "scored", "Config": "scored"}
+_HOME = {"read_study": "read", "Study": "read", "run_study": "result", "StudyResult": "result"}
+_HOME |= {"score": "scored", "Scored": "scored", "Config": "scored"}
+_HOME |= {"run_study": "result", "StudyResult": "result"}
 __all__ = [*_HOME]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
