@@ -134,6 +134,7 @@ def run(args: argparse.Namespace) -> int:
         seed=args.seed,
         options=options,
     )
+    seconds = time.monotonic() - begin
     if args.out is not None:
         result.save(args.out, overwrite=args.overwrite, figures=False if args.no_figures else None)
     if args.json:
@@ -142,7 +143,7 @@ def run(args: argparse.Namespace) -> int:
         print("\n".join(summary(result.document)))
         if args.out is not None:
             print(f"folder    {args.out}: begin with README.md and chart.svg")
-    if (seconds := time.monotonic() - begin) > LONG:
+    if seconds > LONG:
         rows = sum(kind["rows"] for kind in result.document["rows"].values())
         note(f"{rows:,} rows and {args.draws:,} draws took {seconds:.0f} s")
     if args.rule_out is not None:
@@ -163,6 +164,8 @@ def check_flags(args: argparse.Namespace) -> None:
             raise UsageError(f"{flag} is about the estimator\nhint: add --reference estimator")
     if args.overwrite and args.out is None:
         raise UsageError("--overwrite needs -o\nhint: for example -o my-study")
+    if args.rule_out is not None and not os.path.isdir(folder := os.path.dirname(args.rule_out) or "."):
+        raise UsageError(f"--rule-out {args.rule_out}: the folder {folder} does not exist\nhint: make it first")
     if args.rule_out is None and args.rule_of != "pooled":
         raise UsageError("--rule-of says whose refit is written\nhint: add --rule-out rule.json")
 

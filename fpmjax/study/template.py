@@ -27,7 +27,7 @@ SAME: dict[str, Any] = {
     "tp": 1,
     "dtype": "bf16",
     "framework": "example-engine",
-    "framework_version": "1.0",
+    "framework_version": "1.0.0",
     "model": "example-8B",
     "attention_backend": "example",
     "timing_scope": "model_worker_forward_cuda",
