@@ -162,7 +162,8 @@ def check_size(plane: Plane, panels: int, quantities: int) -> None:
 def nothing_answered(counts: Mapping[str, int]) -> None:
     told = ", ".join(f"{many:,} {word}" for word, many in counts.items())
     raise CoverageError(
-        f"no cell of this grid has an answer ({told})\nhint: show='coverage' draws why", code="nothing_answered"
+        f"no cell of this grid has an answer ({told})\nhint: a picture of the coverage tells why",
+        code="nothing_answered",
     )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from fpmjax.answer import Resolution
 from fpmjax.errors import refuse_option
-from fpmjax.grid import DECODE, DRAFT, MODEL, Grid
+from fpmjax.grid import DECODE, DRAFT, MODEL, PREFILL, Grid
 from fpmjax.plot.field import BEST, EXTRAPOLATED, SOME_MISSING, Field, Quantity, marks_of, refusals
 from fpmjax.plot.plane import Answers, Plane, rounds_of
 from fpmjax.query_source import GridQueries, Piece
@@ -115,13 +115,13 @@ def over_answers(question: Question, answers: Answers, quantity: Quantity, batch
 
 def needs_decode(plane: Plane) -> None:
     if DECODE not in plane.grid.names:
-        refuse_option("axes", "this picture is about decode requests", "give the grid decode_requests")
+        refuse_option(DECODE, "this picture is about decode requests, none are asked", "give the grid decode_requests")
 
 
 def needs_pure_decode(plane: Plane) -> None:
     needs_decode(plane)
     if any(name.startswith(("prefill", "tokens")) and plane.grid[name].any() for name in plane.grid.names):
-        refuse_option("axes", "sensitivity is of pure decode", "leave the prefill axes out")
+        refuse_option(PREFILL, "sensitivity is of pure decode", "leave the prefill axes out")
 
 
 # Coverage
@@ -158,7 +158,7 @@ def coverage(question: Question, answers: Answers) -> list[Field]:
 
 def needs_drafts(plane: Plane) -> None:
     if not plane.drafted:
-        refuse_option("axes", "this picture compares draft lengths", "give the grid draft_length=[1, 2, 3]")
+        refuse_option(DRAFT, "this picture compares draft lengths, none is asked", "give the grid draft_length=[1, 2]")
     if plane.x == DRAFT:
         refuse_option("axes", "draft lengths are compared over batch or context", "give several batches, or contexts")
 
