@@ -75,6 +75,7 @@ if TYPE_CHECKING:
     from fpmjax.observe.trace import read_trace as read_trace
     from fpmjax.reduce import Reduce as Reduce
     from fpmjax.reduce import summarise as summarise
+    from fpmjax.rule import RuleInterval as RuleInterval
     from fpmjax.rule import SpeculativeRule as SpeculativeRule
     from fpmjax.rule_file import load_rule as load_rule
     from fpmjax.rule_file import save_rule as save_rule
@@ -155,6 +156,7 @@ _HOME = {
     "Sensitivity": "sensitivity",
     "speculative": "speculative",
     "SpeculativeRule": "rule",
+    "RuleInterval": "rule",
     "Acceptance": "acceptance",
     "pooled_tokens_per_round": "acceptance",
     "best_draft_length": "acceptance",

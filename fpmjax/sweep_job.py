@@ -106,12 +106,11 @@ def about_of(models: Any, names: list[str], source: Source, layout: Layout, rule
     from fpmjax import __version__
 
     rule = rule or PUBLISHED
-    stated = {"slope": str(rule.slope), "intercept": str(rule.intercept), "provenance": rule.provenance}
     return {
         "result": {"format": FORMAT, "version": VERSION},
         "versions": {"fpmjax": __version__, "jax": jax.__version__},
         "models": [{"name": name, **about_model(model)} for name, model in zip(names, models, strict=True)],
-        "rule": stated if source.drafted else None,
+        "rule": rule.document() if source.drafted else None,
         "queries": source.about(),
         "columns": layout.schema.names,
         "outputs": [name for name in layout.schema.names if name not in {f.name for f in source.fields}],

@@ -11,7 +11,6 @@ from typing import Any
 
 _HOME = {"read_study": "read", "Study": "read", "run_study": "result", "StudyResult": "result"}
 _HOME |= {"score": "scored", "Scored": "scored", "Config": "scored"}
-_HOME |= {"run_study": "result", "StudyResult": "result"}
 __all__ = [*_HOME]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
