@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
@@ -202,3 +204,37 @@ def test_a_study_without_a_reference_says_so(tmp_path):
     assert any("no round has a reference" in line for line in summary(found.document))
     folder = found.save(tmp_path / "kept")
     assert "no round was scored" in (folder / "chart.svg").read_text()
+
+
+def test_anchors_are_scored_and_never_fitted(tmp_path):
+    table = studies.six_rounds()
+    for name in ("total_kv_tokens", "initial_context"):
+        empty = pa.nulls(table.num_rows, pa.int64())
+        table = table.set_column(table.column_names.index(name), name, empty)
+    found = run_study(table, reference="interpolated_batch", progress=False)
+    overall = found.document["overall"]
+    assert overall["round_weighted_mape"] == pytest.approx(14.015152, abs=1e-6)
+    assert overall["equal_config_mape"] == pytest.approx(9.848485, abs=1e-6)
+    assert found.document["refits"] == [] and found.document["intervals"] is None
+    text = (found.save(tmp_path / "kept") / "README.md").read_text()
+    assert "anchors only, never data for a fit" in text and "context unknown" in text
+    with pytest.raises(OptionError, match="have no refit"):
+        found.rule()
+
+
+def test_without_matplotlib_there_are_no_figures(result, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert "errors.png" not in files_of(result.save(tmp_path / "kept"))
+    with pytest.raises(fpmjax.FpmError) as caught:
+        result.save(tmp_path / "other", figures=True)
+    assert caught.value.code == "matplotlib" and not (tmp_path / "other").exists()
+
+
+def test_a_folder_that_cannot_be_finished_is_not_there(result, tmp_path, monkeypatch):
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "rename", fail)
+    with pytest.raises(fpmjax.FpmError, match="disk is full"):
+        result.save(tmp_path / "kept", figures=False)
+    assert list(tmp_path.iterdir()) == []

@@ -71,7 +71,8 @@ def scope_of(study: Study) -> dict[str, list[Any]]:
         codes = np.unique(values).tolist()
         found[name] = [study.words[name][code] for code in codes] if name in study.words else codes
     for name in ("draft_length", "batch_size", "initial_context"):
-        found[name] = np.unique(study.columns[name][study.sd]).tolist()
+        values = np.unique(study.columns[name][study.sd])
+        found[name] = values[values >= 0].tolist()  # anchors may not say their context
     return found
 
 

@@ -46,9 +46,10 @@ def group_name(row: dict[str, Any]) -> str:
 
 def config_name(row: dict[str, Any]) -> str:
     """One configuration in a line."""
+    context = row["initial_context"]
     return (
         f"{row['gpu']}, TP{row['tp']}, {group_name(row)}, d = {row['draft_length']}, B = {row['batch_size']}, "
-        f"context {row['initial_context']:,}"
+        f"context {'unknown' if context < 0 else f'{context:,}'}"
     )
 
 

@@ -19,7 +19,7 @@ from fpmjax.study.reading import (
 )
 from fpmjax.study.summary import excluded, signed, summary
 
-WORST = 10  # configurations that are listed
+WORST, MANY = 10, 16  # configurations, and values of a column, that are listed
 CODE = "```"
 
 
@@ -68,7 +68,7 @@ def setup(document: dict[str, Any]) -> Iterator[str]:
     }
     scope, told = document["scope"], document["reference"]
     yield "## Setup"
-    rows = [[words, ", ".join(map(str, scope[name]))] for name, words in names.items()]
+    rows = [[words, listed(scope[name])] for name, words in names.items()]
     rows.append(["reference F((d+1)B, K)", REFERENCES[told["mode"]]])
     rows.append(["scored repetition", str(told["repetition"])])
     if told["model"]:
@@ -77,6 +77,12 @@ def setup(document: dict[str, Any]) -> Iterator[str]:
     protocol = document["inputs"][0].get("sidecar", {}).get("protocol")
     if protocol:
         yield f"Protocol, as the sidecar of the data tells it: {' '.join(str(protocol).split())}"
+
+
+def listed(values: Sequence[Any]) -> str:
+    """The first of many; `result.json` has them all."""
+    more = f", and {len(values) - MANY:,} more" if len(values) > MANY else ""
+    return ", ".join(map(str, values[:MANY])) + more if values else "unknown"
 
 
 REFERENCES = {
@@ -265,7 +271,7 @@ def diagnoses(document: dict[str, Any]) -> Iterator[str]:
     lines = []
     for told in document["diagnoses"]:
         lines.append(f"- **{told['code']}**: {told['what']}. {told['help']}.")
-        lines += [f"  - {place}" for place in told["where"]] if told["places"] > 1 else []
+        lines += [f"  - {place}" for place in told["where"] if place not in told["what"]]
         if (more := told["places"] - len(told["where"])) > 0:
             lines.append(f"  - and {more:,} more")
     yield "\n".join(lines)
