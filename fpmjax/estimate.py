@@ -286,5 +286,5 @@ _copies: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 def device_copy(model: Any) -> Any:
     """The model with its arrays on the device, kept as long as the model lives."""
     if model not in _copies:
-        _copies[model] = jax.tree.map(jnp.asarray, model)
+        _copies[model] = jax.device_put(model)  # jnp.asarray would compile a copy of every shape
     return _copies[model]

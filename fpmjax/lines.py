@@ -248,8 +248,12 @@ def on_lines(base: np.ndarray, stride: int, offset: np.ndarray) -> np.ndarray:
 
 
 def longest(axes: Axes) -> str:
-    """The longest reduced axis that a model is asked along; a name of no axis where there is none."""
-    return max((name for name in axes.reduced if name != MODEL), key=lambda n: len(axes.values[n]), default="")
+    """The longest reduced axis that a model is asked along; a name of no axis where there is none.
+
+    Draft lengths only where nothing else is reduced: every axis that takes turns as the longest is compiled anew.
+    """
+    names = [name for name in axes.reduced if name not in (MODEL, DRAFT)] or [x for x in axes.reduced if x == DRAFT]
+    return max(names, key=lambda name: len(axes.values[name]), default="")
 
 
 def decodes(model: Any, values: Mapping[str, np.ndarray], *kv: str) -> bool:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fpmjax.errors import refuse_option
@@ -81,7 +80,7 @@ class Histogram:
                 f"keep fewer axes: these latencies allow {most:,} combinations",
             )
         size = next(s for s in HISTOGRAMS if s >= bins)
-        self.state: list[Any] = [jax.device_put(jnp.zeros(size, jnp.int64), device) for device in jax.local_devices()]
+        self.state: list[Any] = [jax.device_put(np.zeros(size, np.int64), device) for device in jax.local_devices()]
 
     def ask(self, block: Block, limit: np.float64) -> Any:
         bins = fill(block.kept, block.lines), np.int64(self.base), np.int64(self.width)
