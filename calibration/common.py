@@ -52,9 +52,9 @@ def significant(value: float, digits: int) -> float | None:
     return float(f"{value:.{digits - 1}e}") + 0.0
 
 
-def fitted(value: Any) -> float | None:
-    """A number that a fit gives.  Fits end a little differently on other processors; this many digits stay."""
-    return significant(float(value), FITTED)
+def fitted(percent: Any) -> float | None:
+    """A percentage that a fit gives: fits end a little differently on other processors, and these digits stay."""
+    return significant(round(float(percent), FITTED - 1), FITTED)
 
 
 def rounded(value: Any) -> Any:
@@ -83,7 +83,7 @@ def digests(paths: Iterable[Path], root: Path) -> dict[str, str]:
 def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     """A Markdown table; text to the left, numbers to the right."""
     body = [[number(cell) for cell in row] for row in rows]
-    width = [max(len(row[i]) for row in [list(header), *body]) for i in range(len(header))]
+    width = [max(3, *(len(row[i]) for row in [list(header), *body])) for i in range(len(header))]
     right = [all(is_number(row[i]) for row in body) for i in range(len(header))]
 
     def line(row: Sequence[str]) -> str:

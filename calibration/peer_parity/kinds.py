@@ -191,7 +191,7 @@ def speculative() -> Iterator[Compared]:
     """Rounds over a table: the peer asked at the widened point, its answer multiplied once."""
     models = {name: asking.facade(path) for name, path in SURFACES.items()}
     for case in asking.records("speculative_cases.jsonl.gz"):
-        for name in case.get("expected", {}).keys() & models.keys():
+        for name in [name for name in models if name in case.get("expected", {})]:
             yield speculative_round(models[name], case, case["expected"][name])
 
 
