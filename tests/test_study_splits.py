@@ -85,6 +85,11 @@ def test_repetitions_within_and_beside():
     for name in ("round_weighted_mape", "equal_config_mape", "round_weighted_bias", "equal_config_bias"):
         assert within["pooled"][name] == pytest.approx(expected[name])
     assert all(r["split"] != "repetition" for r in splits(later, PUBLISHED))
+    # Scored by themselves, earlier rounds number their configurations their own way.
+    own = replace(earlier, configs=earlier.configs[24:] + earlier.configs[:24], config=(earlier.config - 24) % 48)
+    again = splits(later, PUBLISHED, earlier=own)[0]
+    for a, b in zip(again["per_group"]["fits"], within["per_group"]["fits"], strict=True):
+        assert a["slope"] == pytest.approx(b["slope"], rel=1e-9)
 
 
 def test_a_split_that_leaves_one_depth_has_no_refit(clean):

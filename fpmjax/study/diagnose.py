@@ -253,9 +253,9 @@ def partial_configurations(scored: Scored) -> Iterator[dict[str, Any]]:
 def groups(scored: Scored, but: Sequence[str] = ()) -> Iterator[tuple[str, Scored]]:
     """(model + method, its rounds), sorted; without those that have no rounds, and without some methods."""
     kept = [None if config.method in but else group_name(config._asdict()) for config in scored.configs]
-    names = np.array(kept, object)[scored.config]
-    for name in sorted({name for name in names.tolist() if name is not None}):
-        yield name, scored.where(names == name)
+    names = np.array(kept, object)
+    for name in sorted({name for name in names[scored.count > 0].tolist() if name is not None}):
+        yield name, scored.where((names == name)[scored.config])
 
 
 def config_ratios(scored: Scored) -> np.ndarray:

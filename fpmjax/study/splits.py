@@ -43,7 +43,7 @@ def splits(
 ) -> list[dict[str, Any]]:
     """Every split that the rounds allow, in the order of the module; one with nothing to fit or to score is left out.
 
-    earlier: the speculative rounds of an earlier repetition; None: of the first of several that `scored` holds.
+    earlier: rounds of an earlier repetition, scored by themselves; None: those of the first of several in `scored`.
     loss, weights, anchors: as `refit` takes them.
 
     A row says `split`, `held_out`, `rounds` and `configurations`, and of `fixed` (the rule), `pooled` (one refit) and
@@ -93,12 +93,12 @@ def row(
 def per_group(seen: Scored, held: Scored, options: dict[str, Any]) -> dict[str, Any] | None:
     """The errors where every model + method has a refit of its own."""
     predicted, fits = np.full(len(held), np.nan), []
-    of_seen, of_held = (np.array([group_name(c._asdict()) for c in s.configs], object)[s.config] for s in (seen, held))
-    for name in sorted(set(of_held.tolist())):
-        fit = refit(seen.where(of_seen == name), **options)
+    of_seen, of_held = (np.array([group_name(c._asdict()) for c in s.configs], object) for s in (seen, held))
+    for name in sorted(set(of_held[held.count > 0].tolist())):
+        fit = refit(seen.where((of_seen == name)[seen.config]), **options)
         if not fit.fitted:
             return None
-        here = of_held == name
+        here = (of_held == name)[held.config]
         predicted[here] = fit.predict(held)[here]
         fits.append({"group": name, "slope": fit.slope, "intercept": fit.intercept, "status": fit.status})
     return {"fits": fits} | of(held, predicted)
