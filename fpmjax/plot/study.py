@@ -81,9 +81,9 @@ def ratio_figure(document: dict[str, Any]) -> Figure:
 
 
 def residual_figure(document: dict[str, Any]) -> Figure:
-    """Signed errors of the fixed rule's rounds over (d+1)B and over K: median, and 80 % of the rounds."""
+    """Signed errors of the fixed rule over (d+1)B and over K: the median of each model + method, and 80 % of rounds."""
     with style() as package:
-        figure = package.figure.Figure(figsize=(9, 3.8), layout="constrained")
+        figure = package.figure.Figure(figsize=(9, 4.2), layout="constrained")
         panels: Any = figure.subplots(1, 2, sharey=True)
         names = {"widened_batch": "widened batch (d+1)B", "kv_tokens": "past KV tokens K"}
         for axes, (key, words) in zip(panels, names.items(), strict=True):
@@ -91,17 +91,22 @@ def residual_figure(document: dict[str, Any]) -> Figure:
             if not rows:
                 nothing(axes, "no round was scored")
                 continue
-            x = [(row["low"] * row["high"]) ** 0.5 if row["low"] > 0 else row["high"] for row in rows]
-            low, middle, high = ([row[f"{name}_round_error"] for row in rows] for name in ("p10", "median", "p90"))
+            groups = sorted({row["group"] for row in rows})
+            middles = [(row["low"] * row["high"]) ** 0.5 if row["low"] > 0 else float(row["high"]) for row in rows]
+            log = min(middles) > 0 and max(middles) > 4 * min(middles)
+            for i, group in enumerate(groups):
+                own = [(x, row) for x, row in zip(middles, rows, strict=True) if row["group"] == group]
+                aside = 1.02 ** (i - (len(groups) - 1) / 2) if log else 1.0  # so that one whisker does not hide another
+                x = [aside * middle for middle, _ in own]
+                low, middle, high = ([row[f"{n}_round_error"] for _, row in own] for n in ("p10", "median", "p90"))
+                axes.vlines(x, low, high, colors=COLOURS[i % 6], linewidths=2.5, alpha=0.35)
+                axes.plot(x, middle, color=COLOURS[i % 6], marker=MARKS[i % 6], markersize=4, label=group)
             axes.axhline(0, color="k", linewidth=0.8)
-            axes.vlines(x, low, high, colors=COLOURS[0], linewidths=3, alpha=0.4, label="80 % of the rounds")
-            axes.plot(x, middle, "o-", color=COLOURS[0], markersize=4, label="median")
-            if min(x) > 0 and max(x) > 4 * min(x):
+            if log:
                 axes.set_xscale("log")
-                log_axis(axes.xaxis, min(x), max(x), base=2 if key == "widened_batch" else 10)
+                log_axis(axes.xaxis, min(middles), max(middles), base=2 if key == "widened_batch" else 10)
             label(axes, "", words, "error of the fixed rule, %")
-            axes.legend()
-        finish(figure, document, "above 0: the rule says too much", legend=False)
+        finish(figure, document, "mark: median, bar: 80 % of the rounds; above 0 the rule says too much")
     return figure
 
 
@@ -133,14 +138,14 @@ def label(axes: Axes, title: str, x: str, y: str) -> None:
     axes.label_outer()
 
 
-def finish(figure: Figure, document: dict[str, Any], what: str, *, legend: bool = True) -> None:
+def finish(figure: Figure, document: dict[str, Any], what: str) -> None:
     """The title with what was studied, and one legend below for all panels."""
     figure.suptitle(f"{headline(document)}\n{what}", fontsize=8.5, x=0.01, ha="left")
     found: dict[str, Any] = {}
     for axes in figure.axes:
         for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
             found.setdefault(name, handle)
-    if legend and found:
+    if found:
         longest = max(map(len, found))
         figure.legend(
             list(found.values()), list(found), loc="outside lower left", ncols=max(1, min(4, 110 // (longest + 8)))

@@ -2,11 +2,13 @@
 
 Above: bars, the round-weighted MAPE of each cell under the fixed rule; ticks, its equal-configuration MAPE; whiskers,
 the cluster interval of the bar.  Below: dots, the median of r = T / F((d+1)B, K) in each configuration; lines, the
-fixed rule and the pooled refit.  The same document gives the same bytes.
+fixed rule and the pooled refit.  At the end, for all GPUs: how the signed error of the rounds moves with (d+1)B and
+with K.  The same document gives the same bytes.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -45,7 +47,8 @@ def chart(document: dict[str, Any]) -> str:
     wide = (WIDTH - (columns + 1) * GAP) / columns
     legend, top = legend_of(document, series, looks)
     tall = ABOVE + ERRORS + BETWEEN + RATIOS + BELOW
-    height = top + max(1, -(-len(gpus) // columns)) * tall
+    bottom = top + max(1, -(-len(gpus) // columns)) * tall
+    height = bottom + (ABOVE + RATIOS + BELOW if gpus else 0)
     title = f"Error of the rule {formula(document['rule'])} by draft length"
     body = [
         svg.hatches(list(looks.values())),
@@ -61,6 +64,7 @@ def chart(document: dict[str, Any]) -> str:
         x, y = GAP + column * (wide + GAP), top + row * tall
         own = [cell for cell in cells if cell["gpu"] == gpu]
         body += panel(shared, gpu, own, x, y)
+    body += leanings(document, looks, bottom)
     return svg.document(WIDTH, height, title, described(document, cells), body)
 
 
@@ -158,7 +162,7 @@ def panel(shared: Shared, gpu: str, cells: Sequence[dict[str, Any]], x: float, y
 
     top, bottom = y + ABOVE, y + ABOVE + ERRORS
     up = Axis(shared.error_ticks[0], shared.error_ticks[-1], bottom, top)
-    yield svg.text(x, y + 20, svg.fitted(gpu, shared.width, 14), size=14, bold=True)
+    yield svg.text(x, y + 20, svg.fitted(gpu, shared.width, 15.5), size=14, bold=True)
     yield from frame(up, shared.error_ticks, left, right)
     yield svg.upright(x + 12, (top + bottom) / 2, "MAPE, %")
     for cell in cells:
@@ -219,6 +223,44 @@ def dots(
         for i, ratio in enumerate(ratios):
             aside = ((i + 0.5) / len(ratios) - 0.5) * 0.8 * wide
             yield svg.mark(middle[d] + place[name] + aside, up(ratio), shared.looks[name], 2.8)
+
+
+LEANINGS = {"widened_batch": "widened batch (d+1)B", "kv_tokens": "past KV tokens K"}
+
+
+def leanings(document: dict[str, Any], looks: dict[str, svg.Look], y: float) -> Iterator[str]:
+    """Signed errors over (d+1)B and over K, each over the doublings of its values."""
+    found = {key: rows for key, rows in document["residuals"].items() if rows}
+    if not found:
+        return
+    title = "Error of the rounds, all GPUs: mark, their median; bar, 80 % of them; above 0 the rule says too much"
+    yield svg.text(GAP, y + 20, svg.fitted(title, WIDTH - 2 * GAP, 13), size=13, bold=True)
+    ends = [row[f"{name}_round_error"] for rows in found.values() for row in rows for name in ("p10", "p90")]
+    errors = svg.ticks(min(0.0, *ends), max(0.0, *ends), 7)
+    top, bottom = y + ABOVE, y + ABOVE + RATIOS
+    up = Axis(errors[0], errors[-1], bottom, top)
+    wide = (WIDTH - 3 * GAP) / 2
+    for i, (key, rows) in enumerate(found.items()):
+        left, right = GAP + i * (wide + GAP) + LEFT, GAP + i * (wide + GAP) + wide - RIGHT
+        yield from frame(up, errors, left, right)
+        yield svg.line([(left, up(0)), (right, up(0))])
+        yield svg.upright(left - LEFT + 12, (top + bottom) / 2, "error, %")
+        middles = [math.log2(max(row["low"], 1) * max(row["high"], 1)) / 2 for row in rows]
+        low, high = math.floor(min(middles)), math.ceil(max(middles) + 1e-9)
+        across = Axis(low - 0.3, max(high, low + 1) + 0.3, left, right)
+        for power in range(low, max(high, low + 1) + 1, -(-(high - low + 1) // 8)):
+            yield svg.text(across(power), bottom + 15, f"{2**power:,}", anchor="middle")
+            yield svg.line([(across(power), bottom), (across(power), bottom + 4)])
+        yield svg.text((left + right) / 2, bottom + 32, LEANINGS[key], anchor="middle")
+        names = sorted({row["group"] for row in rows})
+        for name in names:
+            own = [(x, row) for x, row in zip(middles, rows, strict=True) if row["group"] == name]
+            aside = 5 * (names.index(name) - (len(names) - 1) / 2)  # so that one bar does not hide another
+            points = [(across(x) + aside, up(row["median_round_error"])) for x, row in own]
+            yield svg.line(points, colour=looks[name].colour)
+            for (x, middle), (_, row) in zip(points, own, strict=True):
+                yield svg.line([(x, up(row["p10_round_error"])), (x, up(row["p90_round_error"]))])
+                yield svg.mark(x, middle, looks[name])
 
 
 def described(document: dict[str, Any], cells: Sequence[dict[str, Any]]) -> str:

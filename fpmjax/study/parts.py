@@ -108,11 +108,7 @@ def beside(study: Study, rule: SpeculativeRule, reference: str, repetition: int,
 
 def refits_of(scored: Scored) -> Iterator[dict[str, Any]]:
     """Every loss and weighting, over all rounds and over each model and method: the main one of each first."""
-    groups = {POOLED: np.ones(len(scored), bool)}
-    named = np.array([group_name(config._asdict()) for config in scored.configs], object)
-    for name in sorted(set(named.tolist())):
-        groups[name] = (named == name)[scored.config]
-    for name, mask in groups.items():
+    for name, mask in ({POOLED: np.ones(len(scored), bool)} | groups_of(scored)).items():
         part = scored.where(mask)
         for loss in LOSSES:
             for weights in WEIGHTS:
@@ -135,30 +131,45 @@ def refit_row(scored: Scored, group: str, loss: str, weights: str) -> dict[str, 
 
 
 def residuals(scored: Scored, predicted: np.ndarray) -> dict[str, list[dict[str, Any]]]:
-    """How the signed error of the rounds moves with (d+1)B and with K: by value, or in bins of equal ratio."""
+    """How the signed errors of each model + method move with (d+1)B and with K: by value, or in bins of equal ratio."""
     signed = 100.0 * (predicted - scored.measured_ms) / scored.measured_ms
-    return {"widened_batch": binned(scored.widened, signed), "kv_tokens": binned(scored.kv, signed)}
+    groups = groups_of(scored)
+    found: dict[str, list[dict[str, Any]]] = {}
+    for name, x in {"widened_batch": scored.widened, "kv_tokens": scored.kv}.items():
+        place = bins_of(x)
+        found[name] = [
+            {"group": group} | row
+            for group, mask in groups.items()
+            for row in binned(x[mask], place[mask], signed[mask])
+        ]
+    return found
 
 
-def binned(x: np.ndarray, signed: np.ndarray) -> list[dict[str, Any]]:
-    """One row per distinct value, or per bin where there are many; empty bins are left out."""
-    x, signed = x[x >= 0], signed[x >= 0]
+def bins_of(x: np.ndarray) -> np.ndarray:
+    """int64 [n], the bin of each value: one per distinct value, or of equal ratio where those are many."""
     distinct = np.unique(x)
     if len(distinct) <= BINS:
-        place = np.searchsorted(distinct, x)
-    else:
-        edges = np.geomspace(max(distinct[0], 1), distinct[-1], BINS + 1)[1:-1]
-        place = np.searchsorted(edges, x, "right")
-    rows = []
-    for i in np.unique(place).tolist():
-        here = place == i
+        return np.searchsorted(distinct, x)
+    edges = np.geomspace(max(distinct[0], 1), distinct[-1], BINS + 1)[1:-1]
+    return np.searchsorted(edges, x, "right")
+
+
+def binned(x: np.ndarray, place: np.ndarray, signed: np.ndarray) -> Iterator[dict[str, Any]]:
+    """One row per bin that has rounds; those that do not say their KV are left out."""
+    for i in np.unique(place[x >= 0]).tolist():
+        here = (place == i) & (x >= 0)
         low, middle, high = np.percentile(signed[here], [10, 50, 90]).tolist()
-        rows.append(
+        yield (
             {"low": int(x[here].min()), "high": int(x[here].max()), "rounds": int(here.sum())}
             | {"p10_round_error": low, "median_round_error": middle, "p90_round_error": high}
             | {"round_weighted_bias": float(signed[here].mean())}
         )
-    return rows
+
+
+def groups_of(scored: Scored) -> dict[str, np.ndarray]:
+    """`model + method` -> bool [n], its rounds; sorted."""
+    named = np.array([group_name(config._asdict()) for config in scored.configs], object)
+    return {name: (named == name)[scored.config] for name in sorted(set(named.tolist()))}
 
 
 def rounded(value: Any) -> Any:
