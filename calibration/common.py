@@ -125,8 +125,8 @@ def wrapped(block: str) -> str:
 
 
 def fill(text: str, indent: str = "") -> str:
-    """Lines of at most `WIDTH`; code is kept on one line."""
-    held = re.sub(r"`[^`]*`", lambda code: code[0].replace(" ", "\0"), " ".join(text.split()))
+    """Lines of at most `WIDTH`; code is kept on one line, and a number beside its percent sign."""
+    held = re.sub(r"`[^`]*`|\d %", lambda kept: kept[0].replace(" ", "\0"), " ".join(text.split()))
     lines = textwrap.fill(held, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
     return lines.replace("\0", " ")
 

@@ -32,6 +32,7 @@ SDIST_ONLY = [
     "LICENSE",
     "tests/conftest.py",
     "benchmarks/runner.py",
+    "calibration/common.py",
 ]
 
 

@@ -167,7 +167,6 @@ def readme(r: Result) -> str:
         for way, x in ((way, lattice[way]) for way in WAYS)
     ]
     decreasing = ", ".join(f"{name}: {count}" for name, count in r["decreasing"].items() if name != "all")
-    columns = ("asked", "refused", "MAPE %", "WAPE %", "bias %", "worst %")
     lattice_fits = [
         (name, model, PLACES[place], x["asked"], x["refused"], *told(x, "point"), *said(x))
         for name, models in r["lattice_fits"].items()
@@ -191,7 +190,7 @@ def readme(r: Result) -> str:
     return study_page(
         HERE,
         r,
-        direct=table(("lattice", "taken away", *columns, "gate %"), direct),
+        direct=table(("lattice", "taken away", *columns("point"), "gate %"), direct),
         decreasing=decreasing,
         widened=table(("points of", "inside"), r["widened"]["inside"].items()),
         examples=table(
@@ -200,7 +199,7 @@ def readme(r: Result) -> str:
         ),
         clocks_text=text,
         clocks_table=table(
-            ("run", *columns), [(n, x["asked"], x["refused"], *told(x, "cell")) for n, x in r["clocks"].items()]
+            ("run", *columns("cell")), [(n, x["asked"], x["refused"], *told(x, "cell")) for n, x in r["clocks"].items()]
         ),
         clocks_by_batch=table(
             ("requests", *r["clocks"]),
@@ -212,10 +211,15 @@ def readme(r: Result) -> str:
                 for low, high in BINS
             ],
         ),
-        lattice_fits=table(("lattice", "model", "points", *columns, "held %", "flagged %"), lattice_fits),
-        live_fits=table(("run", "model", "work", *columns, "held %", "flagged %"), live_fits),
-        drain=table(("run", "model", *columns, "held %", "flagged %"), drain),
+        lattice_fits=table(("lattice", "model", "points", *columns("point"), "held %", "flagged %"), lattice_fits),
+        live_fits=table(("run", "model", "work", *columns("round"), "held %", "flagged %"), live_fits),
+        drain=table(("run", "model", *columns("round"), "held %", "flagged %"), drain),
     )
+
+
+def columns(unit: str) -> tuple[str, ...]:
+    """The headers of counts and of what `told` tells."""
+    return "asked", "refused", f"{unit} MAPE %", "WAPE %", f"{unit} bias %", "worst %"
 
 
 def told(x: Result, unit: str) -> list[str]:
