@@ -80,9 +80,7 @@ def add(commands: Any) -> None:
     rows.add_argument(
         "--evidence", action="store_true", help="add the measured rows and weights behind each number (needs --out)"
     )
-    rows.add_argument(
-        "--columns", metavar="LIST", type=names_of, help="columns to keep, which stand in the order of all"
-    )
+    rows.add_argument("--columns", metavar="LIST", type=names_of, help="columns to keep, in the order of all of them")
     rows.add_argument("--json", action="store_true", help="with --out: what was written as JSON (default: text)")
     reduction = parser.add_argument_group("reduction")
     reduction.add_argument("--keep", metavar="AXES", type=kept, help="axes that stay, all others are reduced; or none")

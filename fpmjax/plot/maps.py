@@ -105,11 +105,10 @@ def rectangles(where: np.ndarray) -> np.ndarray:
         runs = [(int(a), int(b)) for a, b in zip(cuts[::2], cuts[1::2], strict=True)]
         now = {}
         for run in runs:
-            one = open_runs.get(run) or [row, *run, row]
-            if one[3] == row:
-                out.append(one)
-            one[3] = row + 1
-            now[run] = one
+            if run not in open_runs:
+                out.append([row, *run, row])
+            now[run] = open_runs.get(run, out[-1])
+            now[run][3] = row + 1
         open_runs = now
     return np.array(out, np.int64).reshape(-1, 4)
 
