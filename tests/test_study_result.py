@@ -170,8 +170,8 @@ def test_a_rule_of_ones_own_is_judged_and_kept(small, result, tmp_path):
     assert found.document["rule"] == mine.document()
     assert found.document["overall"]["round_weighted_mape"] < result.document["overall"]["round_weighted_mape"]
     folder = found.save(tmp_path / "kept", figures=False)
-    assert load_rule(folder / "data" / "fixed_rule.json") == mine
-    assert found.document["command"].endswith("--draws 20 --rule data/fixed_rule.json")
+    assert load_rule(folder / "fixed_rule.json") == mine
+    assert found.document["command"].endswith("--draws 20 --rule fixed_rule.json")
 
 
 def test_one_draft_length_is_singular_and_gives_no_rule(tmp_path):

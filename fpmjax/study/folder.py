@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from fpmjax.study.result import StudyResult
 
 RESULT, REPORT, CHART = "result.json", "README.md", "chart.svg"
+RULE = "fixed_rule.json"  # the judged rule, unless it is the published one
 FIGURES = ("errors.png", "ratios.png", "residuals.png")
 
 
@@ -131,4 +132,4 @@ def one_by_one(path: Path, files: dict[str, bytes]) -> None:
 
 def is_inside(name: str) -> bool:
     """Whether a name in an older result is a file that such a result keeps, and not one somewhere else."""
-    return name in FIGURES or (name.startswith("data/") and name.count("/") == 1 and name != "data/..")
+    return name in (*FIGURES, RULE) or (name.startswith("data/") and name.count("/") == 1 and name != "data/..")

@@ -23,6 +23,7 @@ from fpmjax.speculative import check_rule
 from fpmjax.study.bootstrap import DRAWS, bootstrap
 from fpmjax.study.diagnose import diagnose
 from fpmjax.study.exclude import WARMUP
+from fpmjax.study.folder import RULE, write_folder
 from fpmjax.study.parts import (
     beside,
     data_name,
@@ -44,7 +45,6 @@ from fpmjax.study.statistics import cells, configurations, statistics
 
 FORMAT, VERSION = "fpmjax calibration study", 1
 SEED = 0
-RULE = "data/fixed_rule.json"  # where the judged rule is kept, unless it is the published one
 KEYS = ("format", "version", "fpmjax", "command", "inputs", "scope", "reference", "rows", "rule", "overall", "beside")
 KEYS += ("refits", "intervals", "splits", "diagnoses", "cells", "configurations", "residuals", "unmatched")
 """Of the document, in the order in which they are written: what is asked first comes first."""
@@ -78,8 +78,6 @@ class StudyResult:
 
     def save(self, folder: str | os.PathLike[str], *, overwrite: bool = False, figures: bool | None = None) -> Path:
         """Write the evidence folder; see `fpmjax.study.folder.write_folder`."""
-        from fpmjax.study.folder import write_folder
-
         return write_folder(self, folder, overwrite=overwrite, figures=figures)
 
     def json(self) -> str:
