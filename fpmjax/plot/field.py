@@ -20,6 +20,7 @@ REASONS = {
     Status.COUNT_OVERFLOW: "widened beyond 32 bits",
     Status.INVALID_WORK: "cannot be asked",
 }
+MEASURED = "measured exactly"
 EXTRAPOLATED = "extrapolated: outside of what was observed"
 # Hatches in the order in which they are given out; a label has the same one in every panel of a figure.
 HATCHES = ("////", "\\\\\\\\", "xxx", "++", "---", "||", "oo", "**")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fpmjax.plot.field import BEST, Field
+from fpmjax.plot.field import BEST, MEASURED, Field
 from fpmjax.plot.scale import Places, Shades, plain, set_axis
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ def draw_map(axes: Axes, field: Field, x: Places, y: Places, shades: Shades | No
 def draw_categories(axes: Axes, field: Field, x: Places, y: Places) -> None:
     """Flat colours, and the hatches of those that have one."""
     from matplotlib.colors import BoundaryNorm, ListedColormap
+    from matplotlib.patches import PathPatch
 
     categories = field.quantity.categories
     cmap = ListedColormap([colour for _, colour, _ in categories])
@@ -54,9 +55,11 @@ def draw_categories(axes: Axes, field: Field, x: Places, y: Places) -> None:
         axes.hlines(y.edges[1:-1], x.edges[0], x.edges[-1], **lines)
     if len(x.at) <= FINE:
         axes.vlines(x.edges[1:-1], y.edges[0], y.edges[-1], **lines)
-    for i, (label, _, hatch) in enumerate(categories):
+    for i, (label, colour, hatch) in enumerate(categories):
         if not (where := field.values == i).any():
             continue
+        if label == MEASURED:  # of single cells among thousands nothing would be left
+            axes.add_patch(PathPatch(outline(where, x, y), facecolor=colour, edgecolor=colour, linewidth=0.7))
         if hatch:
             draw_hatches(axes, where, x, y, hatch, label)
         if word := label.partition(": ")[2].partition(",")[0] if label.startswith(BEST) else "":

@@ -11,7 +11,7 @@ import numpy as np
 from fpmjax.answer import Resolution
 from fpmjax.errors import refuse_option
 from fpmjax.grid import DECODE, DRAFT, MODEL, PREFILL, Grid
-from fpmjax.plot.field import BEST, EXTRAPOLATED, SOME_MISSING, Field, Quantity, marks_of, refusals
+from fpmjax.plot.field import BEST, EXTRAPOLATED, MEASURED, SOME_MISSING, Field, Quantity, marks_of, refusals
 from fpmjax.plot.plane import Answers, Plane, rounds_of
 from fpmjax.query_source import GridQueries, Piece
 from fpmjax.sensitivity import sensitivity
@@ -25,7 +25,7 @@ ONLY_A, ONLY_B, NEITHER = "only A answers", "only B answers", "neither answers"
 FITTED, BEYOND, IDLE = 5, 6, 7  # behind `Resolution`, of answers that are no lookups
 # Dark to light, so that a print in grey tells them apart.
 COVERAGE = (
-    ("measured exactly", "#08306b", ""),
+    (MEASURED, "#08306b", ""),
     ("interpolated along one measured curve", "#3f8fc5", ""),
     ("interpolated between batches", "#a6cfe5", ""),
     ("interpolated between cached prefixes", "#c6dbef", ".."),
