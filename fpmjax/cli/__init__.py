@@ -33,6 +33,7 @@ of measurements; 130 interrupted; 141 the reader of the output went away
 examples:
   fpmjax demo
   fpmjax estimate embedded --select tp=1 --batch 1,4,8 --kv-per-request 4096 --draft-length 1:4
+  fpmjax calibrate --template study.csv
   fpmjax COMMAND --help
 """
 

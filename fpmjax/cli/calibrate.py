@@ -21,15 +21,18 @@ from fpmjax.cli.arguments import (
 )
 from fpmjax.cli.output import note, print_json
 from fpmjax.cli.saved import HELP, open_model
+from fpmjax.study.columns import METHODS, SCOPES
 
 LONG = 5.0  # seconds from which a study says what it cost
-ABOUT = """\
+ABOUT = f"""\
 STUDY is a .parquet or .csv file of measured rounds, one row each; NAME.json beside it, the sidecar, is optional:
   who     study_id gpu tp dtype framework framework_version model method attention_backend timing_scope topk
   what    kind (stp: ordinary, method none, draft_length 0; sd: speculative) draft_length batch_size initial_context
   when    repetition (stp rows of 0 make the reference, sd rows of 1 are scored) round_index (the first 16 are dropped)
   number  total_kv_tokens (past KV of the whole batch before the round) latency_ms
   also    cuda_graph active_requests emitted_tokens proposed_tokens var_kv reason (why a row is left out), if known
+  words   method: {" ".join(METHODS)}
+          timing_scope: {" ".join(SCOPES)}
 --template study.csv writes a small synthetic one to look at.
 
 A round with d drafts and B requests is compared with what an ordinary pass of (d + 1) B requests takes at the same KV,
@@ -53,7 +56,7 @@ def add(commands: Any) -> None:
     parser = add_command(
         commands,
         "calibrate",
-        "is the factor of a speculative round right for my engine?",
+        "whether the factor of a speculative round is right for my engine",
         run,
         about=ABOUT,
         examples=EXAMPLES,

@@ -124,5 +124,6 @@ def next_steps() -> list[str]:
         "Next:",
         "  fpmjax inspect embedded",
         "  fpmjax estimate embedded --select tp=2 --batch 1:64 --kv-per-request 4096 --draft-length 1:4",
+        "  fpmjax calibrate --template study.csv   (is that factor right for my engine?)",
         "  fpmjax --help",
     ]
