@@ -1,13 +1,15 @@
 """How fast whole grids are answered and reduced, beside asking every cell of them.
 
-    python benchmarks/grids.py [--json] [--rounds N] [outer | reduced | billion] ...
+    python benchmarks/grids.py [--json] [--rounds N] [outer | reduced | swept | billion] ...
 
 All on the TP1 cell of the embedded table.  The reference, `flat`, is the jitted model on 2**18 queries that lie on the
 device, latency and status out: what a grid costs where every cell is a query of its own.
 
 - `outer`: every cell of a grid of decode requests x KV totals written, 512 x 4,096; the same bits (checked).
 - `reduced`: grids of 2**24 cells or so, through `summarise`, to minimum, where it is, maximum, mean and the share under
-  a limit for every number of requests.
+  a limit for every number of requests.  What no curve covers is refused unasked where lines are cut (KV per request);
+  the case "all answered" has next to nothing of that, and says its draft lengths over and over to be long enough.
+- `swept`: every cell as a row, to NumPy columns or a Parquet file.  `estimate` is the entry, asked the same flat.
 - `billion`: 10**9 cells with draft lengths, likewise; `--memory` says instead how much memory that takes.
 """
 
@@ -16,6 +18,7 @@ from __future__ import annotations
 import functools
 import resource
 import sys
+import tempfile
 
 import jax
 import numpy as np
@@ -26,6 +29,7 @@ import fpmjax
 from fpmjax.grid import grid
 from fpmjax.lookup.outer import outer_decode
 from fpmjax.reduce import Reduce, summarise
+from fpmjax.sweep import sweep
 from fpmjax.work import Work
 
 REQUESTS, KV = 512, 2**18
@@ -68,8 +72,36 @@ def reduced() -> tuple[list[Case], str]:
         "requests x KV per request x draft length": grid(
             decode_requests=short, kv_per_request=range(1, 2**15), draft_length=range(1, 5)
         ),
+        "requests x KV per request x draft length, all answered": grid(
+            decode_requests=range(1, 101), kv_per_request=range(1, 4097), draft_length=[1, 2, 3, 4] * 10
+        ),
     }
     return [flat(), *(Case(name, functools.partial(folded, made), made.size) for name, made in grids.items())], "flat"
+
+
+def swept() -> tuple[list[Case], str]:
+    wide = grid(decode_requests=range(1, 257), decode_kv=range(1, KV, 32))
+    drafted = grid(decode_requests=range(1, 65), decode_kv=range(1, KV, 32), draft_length=range(1, 5))
+    work, _ = wide.work(0, N)
+    part = jax.tree.map(lambda x: x.astype(np.uint32), work)
+    few = ["latency_ms", "status"]
+
+    def rows(made, **options):
+        return functools.partial(sweep, model(), made, progress=False, **options)
+
+    def written():
+        with tempfile.TemporaryDirectory() as folder:
+            sweep(model(), wide, out=f"{folder}/x.parquet", progress=False)
+
+    return [
+        flat(),
+        Case("estimate", lambda: fpmjax.estimate(model(), part, check=False), N),
+        Case("latency and status to NumPy", rows(wide, form="numpy", columns=few), wide.size),
+        Case("all columns to NumPy", rows(wide, form="numpy"), wide.size),
+        Case("latency and status to NumPy, with draft lengths", rows(drafted, form="numpy", columns=few), drafted.size),
+        Case("all columns to NumPy, with draft lengths", rows(drafted, form="numpy"), drafted.size),
+        Case("all columns to Parquet", written, wide.size),
+    ], "flat"
 
 
 def billion() -> tuple[list[Case], str]:
@@ -93,4 +125,4 @@ if __name__ == "__main__":
     if sys.argv[1:] == ["--memory"]:
         memory()
     else:
-        main({"outer": outer, "reduced": reduced, "billion": billion}, rounds=7, mark="<!-- grids -->")
+        main({"outer": outer, "reduced": reduced, "swept": swept, "billion": billion}, rounds=7, mark="<!-- grids -->")

@@ -20,7 +20,8 @@ from fpmjax.metrics import U32_MAX
 from fpmjax.speculative import for_draft, speculate
 
 KV_AXIS, PER_REQUEST, FACTOR = "decode_kv", "kv_per_request", "factor"
-LANES = (2, 64)  # cells of a line that are folded side by side: where lines run down a block, and across it
+LANES = (1, 32)  # cells of a line that are folded side by side: where lines run down a block, and across it
+UNROLL = 4  # steps of that loop at once: what is left so far comes from memory and goes back, each time
 STEPS = 8  # at least
 ANSWERED = 2**16  # of a count that holds two: answered cells above this, those within the limit below
 MANTISSA = 7  # bits of it that a bin of a histogram keeps
@@ -128,7 +129,7 @@ def leave(ms: Any, axis: int, state: Any, limit: Any, bins: Any) -> Any:
         )
 
     none, zero = (jnp.zeros_like(lax.slice_in_dim(ms, 0, lanes, axis=axis), t) for t in (ms.dtype, jnp.int32))
-    left = lax.fori_loop(0, n // lanes, step, (none + jnp.inf, zero, none - jnp.inf, none, zero))
+    left = lax.fori_loop(0, n // lanes, step, (none + jnp.inf, zero, none - jnp.inf, none, zero), unroll=UNROLL)
     low, at, high, total, counts = left if axis == 0 else (x.T for x in left)
     at = at * lanes + lax.broadcasted_iota(jnp.int32, at.shape, 0)
     while lanes > 1:

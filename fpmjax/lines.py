@@ -33,8 +33,8 @@ BESIDE = 16  # cells that the joining of one line costs
 KV, ROWS = 1024, 256  # length and number of lines that are read whole
 PAYS = 3  # lines a class from which that is faster
 AXIS = 2**15  # KV totals per request along which rays are cut at a time
-PIECES = (64, 256)  # lengths of what they are cut into
-BESIDE_PIECE = 64  # cells that the cutting and joining of one of them costs
+PIECE = 128  # most of them that are read with the same knots at a time
+BESIDE_PIECE = 40  # cells that the cutting and joining of a piece costs
 RAY_CELLS = 3  # cells of pieces that cost what one costs on its own
 GROUP = 2**20  # lines that are laid out at a time
 
@@ -108,8 +108,8 @@ def fold_grid(
 def blocks(model: Any, devices: Sequence[Any], axes: Axes, number: int, rule: SpeculativeRule) -> Iterator[Block]:
     """All cells of one model, which is number `number` on its axis, if there is one."""
     copies = [jax.device_put(model, device) for device in devices]
-    whole, rays = reads_lines(model, axes), rays_of(model, axes)
-    along = KV_AXIS if whole else PER_REQUEST if rays else longest(axes)
+    whole, turns = reads_lines(model, axes), turns_on(model, axes)
+    along = KV_AXIS if whole else PER_REQUEST if turns else longest(axes)
     others = tuple(name for name in (*axes.keep, *axes.reduced) if name not in (along, MODEL))
     values, cells = asked_values(axes, rule), axes.cells(others)
     for begin in range(0, cells, GROUP):
@@ -123,8 +123,8 @@ def blocks(model: Any, devices: Sequence[Any], axes: Axes, number: int, rule: Sp
         lines = Lines(along, axes.stride.get(along, 0), kept, base, columns)
         if whole:
             yield from read_whole(copies, lines, values)
-        elif rays:
-            yield from read_rays(copies, lines, values, rays)
+        elif turns:
+            yield from read_rays(copies, lines, values, turns)
         else:
             yield from answer_cells(copies, lines, values, rule)
 
@@ -195,26 +195,19 @@ def read_whole(copies: Sequence[Any], lines: Lines, values: dict[str, Any]) -> I
             yield Block(device, ROWS, kept[here], where, len(kept[here]) * cells, ask)
 
 
-class Rays(NamedTuple):
-    """Where the knots change that answer lines along the KV totals per request, and the length of their pieces."""
-
-    turns: Turns
-    length: int
-
-
-def read_rays(copies: Sequence[Any], lines: Lines, values: dict[str, Any], rays: Rays) -> Iterator[Block]:
+def read_rays(copies: Sequence[Any], lines: Lines, values: dict[str, Any], turns: Turns) -> Iterator[Block]:
     """Lines along the KV totals per request, cut where other knots answer.  What is refused is not even asked."""
-    columns, turns, length = lines.columns, rays.turns, rays.length
-    requests, batch, kv = columns[DECODE], batches(copies[0], columns), values[PER_REQUEST]
+    columns, kv = lines.columns, values[PER_REQUEST]
+    requests, batch = columns[DECODE], batches(copies[0], columns)
     of = batch_classes(copies[0].decode)(batch)
-    width, number = CELLS // length, count()
-    together = max(1, GROUP // (int(np.diff(turns.first).max()) + AXIS // length))
+    width, number = CELLS // PIECE, count()
+    together = max(1, GROUP // (int(np.diff(turns.first).max()) + AXIS // PIECE))
     for first in range(0, len(kv), AXIS):
         axis = kv[first : first + AXIS]
-        held = [jax.device_put(fill(axis, AXIS + length), x.decode.row.sharding) for x in copies]
+        held = [jax.device_put(fill(axis, AXIS + PIECE), x.decode.row.sharding) for x in copies]
         for begin in range(0, len(of), together):
             here = slice(begin, begin + together)
-            pieces = cut_rays(turns, of[here], requests[here], axis, length)
+            pieces = cut_rays(turns, of[here], requests[here], axis, PIECE)
             refused = len(of[here]) * len(axis) - int(pieces.left.sum())
             for start in range(0, max(len(pieces.ray), 1), width):
                 some = Pieces(*(x[start : start + width] for x in pieces))
@@ -230,7 +223,7 @@ def read_rays(copies: Sequence[Any], lines: Lines, values: dict[str, Any], rays:
                     start=fill(some.start.astype(np.int32), width),
                     left=fill(some.left.astype(np.int32), width),
                     factor=fill(columns[FACTOR][ray], width) if FACTOR in columns else None,
-                    length=length,
+                    length=PIECE,
                 )
                 where = partial(on_lines, lines.base[ray] + (first + some.start) * lines.stride, lines.stride)
                 yield Block(device, width, lines.kept[ray], where, int(some.left.sum()) + refused, ask)
@@ -277,18 +270,17 @@ def reads_lines(model: Any, axes: Axes) -> bool:
     return padded <= 2 * n * lines and lines >= PAYS * len(model.walk_classes.offset)
 
 
-def rays_of(model: Any, axes: Axes) -> Rays | None:
-    """How lines along the KV totals per request are cut; None where they cannot be, or cell by cell is faster."""
+def turns_on(model: Any, axes: Axes) -> Turns | None:
+    """Where lines along the KV totals per request can be cut; None where they cannot, or cell by cell is faster."""
     if PER_REQUEST not in axes.reduced or not decodes(model, axes.values, PER_REQUEST):
         return None
     kv, requests = axes.values[PER_REQUEST], axes.values[DECODE]
     if int(kv.max()) * int(requests.max()) > U32_MAX or (np.diff(kv) < 0).any():
         return None
     turns = turns_of(model.decode)
-    parts = len(turns.begin) / (len(turns.first) - 1) / 2  # every turn leaves a piece half empty
-    cost = {length: (len(kv) / length + parts) * (length + BESIDE_PIECE) for length in PIECES}
-    length = min(PIECES, key=cost.__getitem__)
-    return Rays(turns, length) if cost[length] <= RAY_CELLS * len(kv) else None
+    half_empty = len(turns.begin) / (len(turns.first) - 1) / 2  # pieces of a line, one for every other turn
+    cost = (len(kv) / PIECE + half_empty) * (PIECE + BESIDE_PIECE)
+    return turns if cost <= RAY_CELLS * len(kv) else None
 
 
 def asked_values(axes: Axes, rule: SpeculativeRule) -> dict[str, np.ndarray]:

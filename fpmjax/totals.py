@@ -39,8 +39,8 @@ class Totals:
         low, at, high, total, answered, under = (np.asarray(x)[: len(block.kept)] for x in left)
         row = block.kept
         np.add.at(self.total, row, total)  # in the order of the lines
-        np.add.at(self.answered, row, answered)
-        np.add.at(self.under, row, under)
+        np.add.at(self.answered, row, answered.astype(np.int64))  # other types take ten times as long
+        np.add.at(self.under, row, under.astype(np.int64))
         np.maximum.at(self.high, row, high)
         self.first[row[low < self.low[row]]] = NOWHERE
         np.minimum.at(self.low, row, low)

@@ -92,7 +92,7 @@ AXES = {
     "kv_per_request": st.one_of(st.integers(0, 12), st.just(2**24)),
     "draft_length": st.integers(1, 4),
 }
-SMALL = {"CELLS": 64, "AXIS": 16, "GROUP": 12, "PIECES": (8, 16), "RAY_CELLS": 1e9}
+SMALL = {"CELLS": 64, "AXIS": 16, "GROUP": 12, "PIECE": 8, "RAY_CELLS": 1e9}
 
 
 def both_ways(model, made, **options):
@@ -104,7 +104,7 @@ def both_ways(model, made, **options):
                 patch.setattr(lines, name, value)
             patch.setattr(lines, "LENGTHS", (8, 16))
             reduced = Reduce(limit_ms=20, **options)
-            assert bool(lines.rays_of(model, lines.Axes(made, reduced.keep))) == bool(cells)
+            assert bool(lines.turns_on(model, lines.Axes(made, reduced.keep))) == bool(cells)
             found.append(summarise(model, made, reduce=reduced, progress=False).to_pydict())
     return found
 
@@ -133,19 +133,19 @@ def test_axes_that_do_not_ascend_are_answered_cell_by_cell(embedded_cell):
     model, n = direct(embedded_cell), 4000
     for kv, may in ((range(n), True), (range(n, 0, -1), False), ([5] * n, True), (range(2**32 - n, 2**32), False)):
         made = grid(decode_requests=[1, 7], kv_per_request=kv)
-        assert bool(lines.rays_of(model, lines.Axes(made, ("decode_requests",)))) == may
-        assert lines.rays_of(model, lines.Axes(made, ("kv_per_request",))) is None
+        assert bool(lines.turns_on(model, lines.Axes(made, ("decode_requests",)))) == may
+        assert lines.turns_on(model, lines.Axes(made, ("kv_per_request",))) is None
     up, down = (grid(decode_requests=[1, 7], kv_per_request=kv) for kv in (range(1, n), range(n - 1, 0, -1)))
     a, b = (summarise(model, made, progress=False).drop("mean_ms").to_pydict() for made in (up, down))
     assert a == b
     with_idle = grid(decode_requests=[0, 7], kv_per_request=range(n))
-    assert lines.rays_of(model, lines.Axes(with_idle, ("decode_requests",))) is None
+    assert lines.turns_on(model, lines.Axes(with_idle, ("decode_requests",))) is None
 
 
 def test_sums_along_rays_do_not_depend_on_blocks(embedded_cell, monkeypatch):
     made = grid(decode_requests=range(1, 60), kv_per_request=range(1, 9000), draft_length=[1, 2])
     model, reduce = direct(embedded_cell), Reduce(keep=())
-    assert lines.rays_of(model, lines.Axes(made, ()))
+    assert lines.turns_on(model, lines.Axes(made, ()))
     one = summarise(model, made, reduce=reduce, progress=False).to_pydict()
     monkeypatch.setattr(lines, "IN_FLIGHT", 0)
     monkeypatch.setattr(lines, "CELLS", 2**15)
