@@ -17,7 +17,7 @@ from fpmjax.answer import Resolution
 from fpmjax.plot import grids, plot_difference, plot_grid, write_figure
 from fpmjax.plot.field import EXTRAPOLATED, SOME_MISSING
 from fpmjax.plot.plane import Plane
-from fpmjax.plot.shows import COVERAGE, NEITHER, NEVER, NO_NEIGHBOUR, NO_ORDINARY, ONLY_B, SHOWS
+from fpmjax.plot.shows import COVERAGE, NEITHER, NEVER, NO_NEIGHBOUR, NO_ORDINARY, NOBODY, ONLY_B, SHOWS
 
 BATCHES, CONTEXTS = [1, 2, 3, 8, 12, 16, 33, 64, 200], [512, 2048, 32_768]
 REFUSED = "no answer: no measured batches on both sides cover it"
@@ -183,6 +183,12 @@ def test_throughput_is_requests_over_latency_with_one_panel_a_model(tp1, tp4):
         assert np.array_equal(shown, 1e3 * np.array(BATCHES) / asked(model).latency_ms, equal_nan=True)
 
 
+def test_idle_cells_serve_nobody(tp1):
+    idle = fpmjax.grid(decode_requests=[0, 1, 2], decode_kv=[0, 4096])
+    assert NOBODY in words(pictured(tp1, idle, show="throughput"))
+    assert "idle, 0 ms" in words(pictured(tp1, idle, show="coverage"))
+
+
 def test_coverage_tells_measured_from_interpolated_and_why_not(tp1):
     figure = pictured(tp1, axes_of(draft_length=[1, 3]), show="coverage")
     text = words(figure)
@@ -315,6 +321,7 @@ def test_prefill_and_repeated_values_have_pictures(tp1):
         ({"decode_requests": 1, "decode_kv": 9}, {}, "axes"),
         ({"decode_requests": [1, 2], "kv_per_request": 9}, {"show": "surface"}, "show"),
         ({"decode_requests": [1, 2], "kv_per_request": 9}, {"show": "difference"}, "show"),
+        ({"decode_requests": [1, 2], "kv_per_request": 9}, {"show": ["latency"]}, "show"),
         ({"decode_requests": [1, 2], "kv_per_request": 9}, {"show": "draft_length"}, "draft_length"),
         ({"decode_requests": 1, "kv_per_request": 9, "draft_length": [1, 2]}, {"show": "draft_length"}, "axes"),
         ({"prefill_requests": 1, "prefill_tokens": [1, 2]}, {"show": "throughput"}, "decode_requests"),

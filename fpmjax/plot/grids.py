@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fpmjax.errors import CoverageError, refuse_option
 from fpmjax.grid import DRAFT, Grid
+from fpmjax.metrics import show as show_value
 from fpmjax.plot.figure import style
 from fpmjax.plot.plane import AXES, MOST_LINES, MOST_PANELS, Plane, check_panels, plane_of, rounds_of
 from fpmjax.plot.sheet import draw_sheet
@@ -116,8 +117,8 @@ def checked(models: Any, grid: Any, show: Any, tokens_per_round: Any) -> tuple[P
     """Whatever can be refused before anything is computed."""
     if show == "difference":
         refuse_option("show", "a difference is of two models", "plot_difference(a, b, grid)")
-    if show not in SHOWS:
-        refuse_option("show", f"show is {show!r}", f"one of {', '.join(SHOWS)}")
+    if not isinstance(show, str) or show not in SHOWS:
+        refuse_option("show", f"show is {show_value(show)}", f"one of {', '.join(SHOWS)}")
     plane, kind = plane_of(models, drafted(grid) if show == "draft_length" else grid), SHOWS[show]
     kind.check(plane)
     if tokens_per_round is not None:

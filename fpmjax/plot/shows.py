@@ -20,6 +20,7 @@ from fpmjax.sweep_job import by_depth, some
 
 NO_ORDINARY = "no ordinary answer to compare with"
 NEVER = "never pays: more than a round can yield"
+NOBODY = "idle: no request is served"
 NO_NEIGHBOUR = "the next one has no answer"
 ONLY_A, ONLY_B, NEITHER = "only A answers", "only B answers", "neither answers"
 FITTED, BEYOND, IDLE = 5, 6, 7  # behind `Resolution`, of answers that are no lookups
@@ -109,7 +110,9 @@ def over_answers(question: Question, answers: Answers, quantity: Quantity, batch
     for i, (panel, line) in enumerate(question.plane.places()):
         exact = None if answers.resolution is None else answers.resolution[i] == Resolution.EXACT
         span = (None, None) if low is None or high is None else (low[i], high[i])
-        out.append(Field(quantity, panel, line, shown[i], marks_of(answers, i), exact, *span))
+        marks, idle = marks_of(answers, i), np.isnan(shown[i]) & (answers.status[i] == Status.IDLE)
+        marks |= {NOBODY: idle} if idle.any() else {}
+        out.append(Field(quantity, panel, line, shown[i], marks, exact, *span))
     return out
 
 
