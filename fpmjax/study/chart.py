@@ -65,7 +65,7 @@ def chart(document: dict[str, Any]) -> str:
         own = [cell for cell in cells if cell["gpu"] == gpu]
         body += panel(shared, gpu, own, x, y)
     body += leanings(document, looks, bottom)
-    return svg.document(WIDTH, height, title, described(document, cells), body)
+    return svg.document(WIDTH, height, f"{title}: {headline(document)}", described(document, cells), body)
 
 
 @dataclass(frozen=True, eq=False)
@@ -265,11 +265,11 @@ def leanings(document: dict[str, Any], looks: dict[str, svg.Look], y: float) -> 
 
 def described(document: dict[str, Any], cells: Sequence[dict[str, Any]]) -> str:
     """The chart in words: every bar."""
-    told = [headline(document)]
+    told = []
     for cell in cells:
         mape, equal = errors_of(cell)
         told.append(
             f"{cell['gpu']}, {group_name(cell)}, d = {cell['draft_length']}: round-weighted MAPE {number(mape)} %, "
             f"equal-configuration MAPE {number(equal)} %"
         )
-    return ". ".join(told)
+    return ". ".join(told) or "No round was scored"
