@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -133,7 +134,8 @@ def test_many_observations_are_thinned(regression, stream):
 
 
 def test_arguments_are_checked(stream, regression, tmp_path):
-    for more in ({"learned": 91}, {"learned": -1}, {"learned": 1.0}):
+    wrong: tuple[dict[str, Any], ...] = ({"learned": 91}, {"learned": -1}, {"learned": 1.0})
+    for more in wrong:
         with pytest.raises(MetricsError, match="\nhint: "):
             plot_fit(regression, stream, **more)
     with pytest.raises(MetricsError, match="\nhint: "):
