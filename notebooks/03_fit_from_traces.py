@@ -134,14 +134,15 @@ with_anchors = fpmjax.Observations.concat([seen, fpmjax.Observations.of(work, me
 anchored = fpmjax.learned(with_anchors, role="decode")
 
 # %% [markdown]
-# Scored on rounds of draft length 3 for the later traffic. What is compared is the ordinary pass inside of the round,
-# against the table of two GPUs; whether the factor around it fits an engine is a question for
-# [notebook 5](05_calibration.ipynb).
+# Scored on rounds of draft length 3 for the first sixty later steps. What is compared is the ordinary pass inside of
+# the round, against the table of two GPUs; whether the factor around it fits an engine is a question for [notebook
+# 5](05_calibration.ipynb).
 
 # %%
-real = fpmjax.estimate(truth, later.work, draft_length=3).latency_ms
+asked = later[:60].work
+real = fpmjax.estimate(truth, asked, draft_length=3).latency_ms
 for name, model in {**models, "anchored": anchored}.items():
-    found = fpmjax.estimate(model, later.work, draft_length=3, check=False).latency_ms
+    found = fpmjax.estimate(model, asked, draft_length=3, check=False).latency_ms
     error = 100 * np.abs(found / real - 1)
     print(f"{name:10}  MAPE {np.nanmean(error):4.1f} %  worst {np.nanmax(error):5.1f} %", end="")
     print(f"  answered {np.isfinite(found).sum():3} of {len(found)}")
