@@ -96,7 +96,7 @@ except fpmjax.CoverageError as refusal:
 
 # %% [markdown]
 # In bulk, where one refusal should not stop the others, ask with `check=False`: a refused query is NaN, and its status
-# says why.
+# says why. (The third one is refused for its batch: 512 is the largest that was measured.)
 
 # %%
 several = fpmjax.estimate(model, fpmjax.Work.decode([24, 24, 600], [72_000, 720_000, 72_000]), check=False)

@@ -90,8 +90,8 @@ plt.show()
 # ## Two against four, cell by cell
 #
 # Twice the GPUs would halve a step, 50 % less, if everything scaled. Look at the two ends: on the left, few requests,
-# they save a quarter; at the upper right, with much KV to read, more than 40 %. The hatched cells on the right tell the
-# rest: there only the four have measurements. `compare` gives the same as a table.
+# they save a quarter; at the upper right, with much KV to read, more than 40 %. Where cells are hatched, only
+# the four have measurements, or neither has. `compare` gives the same as a table.
 
 # %%
 some = fpmjax.grid(
@@ -134,8 +134,8 @@ print(f"{written.rows:,} rows, {dict(written.statuses)}")
 table = pq.read_table("sweep.parquet")
 print(table.column_names)
 plain = table.filter((pc.field("draft_length") == 0) & (pc.field("kv_per_request") == 4096))
-largest = plain.group_by("model", use_threads=False).aggregate([("latency_ms", "max"), ("latency_ms", "count")])
-for row in largest.to_pylist():
+grouped = plain.group_by("model", use_threads=False).aggregate([("latency_ms", "max"), ("latency_ms", "count")])
+for row in grouped.to_pylist():
     print(f"{row['model']:6}  {row['latency_ms_count']} batches answered, at most {row['latency_ms_max']:.1f} ms")
 
 # %% [markdown]

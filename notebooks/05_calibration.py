@@ -96,8 +96,8 @@ print("       slope {:.3f} to {:.3f},".format(*fit["slope_interval"]), end=" ")
 print("intercept {:.3f} to {:.3f}".format(*fit["intercept_interval"]))
 
 # %% [markdown]
-# The fixed rule takes a round of this engine to be some 6 % slower than it is. The refit comes back to the truth, 0.11
-# d + 1.10, and its ranges hold it. They also show what a study of this size can know: the factor at d = 1 to 4 well,
+# The fixed rule takes a round of this engine to be some 6 % slower than it is. The refit comes back to the truth,
+# `0.11 d + 1.10`, and its ranges hold it. They also show what a study of this size can know: the factor at d = 1 to 4 well,
 # its two parts less so, for a larger slope goes with a smaller intercept.
 #
 # ## Look before believing
@@ -139,7 +139,7 @@ print("diagnoses:", [each["code"] for each in found["diagnoses"]] or "none")
 # %% [markdown]
 # ## When the measurement is wrong
 #
-# The usual mistake is a clock that stops before the drafter runs. Such rounds look wonderful, and a refit would be very
+# A common mistake is a clock that stops before the drafter runs. Such rounds look wonderful, and a refit would be very
 # sure of itself. Here is the same engine, timed that way: a wide pass and nothing else.
 
 # %%
@@ -174,5 +174,5 @@ print(mine)
 # or of draft length 8, it says nothing.
 #
 # At the shell the whole of it is one line, which also keeps the data, the numbers and the charts in a folder that can
-# be committed as evidence: `fpmjax calibrate study.csv -o my-study --rule-out my_rule.json`. The project's own studies
-# were made that way; they are in the folder `calibration/`.
+# be committed as evidence: `fpmjax calibrate study.csv -o my-study --rule-out my_rule.json`. Studies of real
+# measurements are in [`calibration/`](../calibration/README.md).
