@@ -96,8 +96,8 @@ print("       slope {:.3f} to {:.3f},".format(*fit["slope_interval"]), end=" ")
 print("intercept {:.3f} to {:.3f}".format(*fit["intercept_interval"]))
 
 # %% [markdown]
-# The fixed rule takes a round of this engine to be some 6 % slower than it is. The refit comes back to the truth,
-# `0.11 d + 1.10`, and its ranges hold it. They also show what a study of this size can know: the factor at d = 1 to 4 well,
+# The fixed rule takes a round of this engine to be some 6 % slower than it is. The refit comes back to the truth, `0.11
+# d + 1.10`, and its ranges hold it. They also show what a study of this size can know: the factor at d = 1 to 4 well,
 # its two parts less so, for a larger slope goes with a smaller intercept.
 #
 # ## Look before believing
