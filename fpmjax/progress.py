@@ -4,6 +4,8 @@ with Progress("reading traces", total, unit="B") as bar:
     bar(done)
 
 reading traces [#########...........]  45%  1.3 GB of 2.9 GB, 85 MB/s, 0:19 left
+
+Where the package rich is installed, it draws the line, with the same words.
 """
 
 from __future__ import annotations
@@ -14,7 +16,10 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from fpmjax.rich_bar import RichBar
 
 DELAY, PAUSE = 0.5, 0.1  # seconds before the first line, so that short jobs show none, and between two of them
 CELLS = 20  # of the bar
@@ -26,8 +31,8 @@ class Progress:
 
     what: the job in a few words; total: all there is to do, or None where nobody knows; unit: "B" for bytes, else a
     plural noun such as "observations".  file: where the line goes, stderr as it is when the block begins; clock:
-    seconds.  Nothing is written unless `file` is a terminal that can take a line back, and a terminal that goes away
-    ends the line, never the job.
+    seconds.  rich: whether that package may draw.  Nothing is written unless `file` is a terminal that can take a line
+    back, and a terminal that goes away ends the line, never the job.
     """
 
     def __init__(
@@ -38,9 +43,12 @@ class Progress:
         unit: str = "",
         file: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
+        rich: bool = True,
     ):
         self.what, self.total, self.unit, self.file, self.clock = what, total, unit, file, clock
         self.watched, self.shown = False, 0
+        self.rich = rich
+        self.bar: RichBar | None = None  # once there is something to draw
         self.begin = self.next = 0.0
 
     def __enter__(self) -> Progress:
@@ -51,6 +59,11 @@ class Progress:
         return self
 
     def __exit__(self, *_: object) -> None:
+        try:
+            if self.bar is not None:
+                self.bar.close()
+        except (OSError, ValueError):  # closed, or gone
+            pass
         if self.shown:
             self._write("\r" + " " * self.shown + "\r")
 
@@ -64,23 +77,49 @@ class Progress:
         if now < self.next:
             return
         self.next = now + PAUSE
+        if self.rich and self._drawn_by_rich(done, now - self.begin):
+            return
         line = self._line(done, now - self.begin)
         columns = shutil.get_terminal_size().columns
         line = line[: max(columns - 1, 0)]  # the last column would wrap
         self._write("\r" + line.ljust(self.shown))
         self.shown = len(line)
 
+    def _drawn_by_rich(self, done: float, seconds: float) -> bool:
+        from fpmjax.rich_bar import rich_bar
+
+        if self.bar is None and self.file is not None:
+            self.bar = rich_bar(self.what, self.file)
+            self.rich = self.bar is not None
+        if self.bar is None:
+            return False
+        try:
+            self.bar.draw(done, self.total if self._is_known(done) else None, self._told(done, seconds))
+        except (OSError, ValueError):  # closed, or gone
+            self.watched, self.bar = False, None
+        return True
+
     def _line(self, done: float, seconds: float) -> str:
+        told = self._told(done, seconds)
+        if not self.total or not self._is_known(done):
+            return f"{self.what}: {told}"
+        share = done / self.total
+        bar = "#" * int(CELLS * share)
+        return f"{self.what} [{bar.ljust(CELLS, '.')}] {math.floor(100 * share):3d}%  {told}"
+
+    def _is_known(self, done: float) -> bool:
+        """Whether there is a total; one that was wrong says nothing."""
+        return bool(self.total) and done <= (self.total or 0)
+
+    def _told(self, done: float, seconds: float) -> str:
+        """Amounts, rate and time left."""
         rate = done / seconds if seconds > 0 else 0.0
         short = self.unit if self.unit == "B" else ""  # of plain things the total alone carries the noun
         speed = f", {amount(rate, short)}/s" if rate else ""
-        if not self.total or done > self.total:  # a total that was wrong says nothing
-            return f"{self.what}: {amount(done, self.unit)}{speed}"
-        share = done / self.total
-        bar = "#" * int(CELLS * share)
+        if not self.total or not self._is_known(done):
+            return f"{amount(done, self.unit)}{speed}"
         left = f", {clock_time((self.total - done) / rate)} left" if rate else ""
-        told = f"{self.what} [{bar.ljust(CELLS, '.')}] {math.floor(100 * share):3d}%"
-        return f"{told}  {amount(done, short)} of {amount(self.total, self.unit)}{speed}{left}"
+        return f"{amount(done, short)} of {amount(self.total, self.unit)}{speed}{left}"
 
     def _write(self, text: str) -> None:
         try:

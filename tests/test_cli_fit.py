@@ -303,6 +303,7 @@ def test_progress_goes_to_a_terminal_only_and_changes_nothing(monkeypatch, capsy
             return True
 
     monkeypatch.setattr(fit, "CHUNK", 150)
+    monkeypatch.setitem(sys.modules, "rich.console", None)  # drawn plainly
     monkeypatch.setattr("fpmjax.progress.DELAY", 0)
     monkeypatch.setattr("fpmjax.progress.PAUSE", 0)
     monkeypatch.setenv("TERM", "xterm")

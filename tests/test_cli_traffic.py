@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import os
+import sys
 
 import numpy as np
 import pyarrow as pa
@@ -166,6 +167,7 @@ def test_blocks_change_nothing(fpm, monkeypatch):
 def test_progress_is_shown_to_a_terminal_only(fpm, monkeypatch, capsys):
     assert fpm(*COVER, "-", stdin=lines(rank(1, 9))).err == ""
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setitem(sys.modules, "rich.console", None)  # drawn plainly
     monkeypatch.setattr("fpmjax.progress.DELAY", 0)
     monkeypatch.setenv("TERM", "xterm")
     assert "\rtraffic: 1 iterations" in fpm(*COVER, "-", stdin=lines(rank(1, 9))).err
