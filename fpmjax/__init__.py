@@ -12,6 +12,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fpmjax import plot as plot
+    from fpmjax import study as study
     from fpmjax._jax import x64 as x64
     from fpmjax.acceptance import Acceptance as Acceptance
     from fpmjax.acceptance import BestDraft as BestDraft
@@ -193,10 +195,13 @@ _HOME = {
     "SpeculationError": "errors",
     "DraftLengthTypeError": "errors",
 }
-__all__ = [*_HOME, "__version__"]  # pyright: ignore[reportUnsupportedDunderAll]
+_MODULES = ("plot", "study")  # with names of their own
+__all__ = [*_HOME, *_MODULES, "__version__"]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"fpmjax.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'fpmjax' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"fpmjax.{_HOME[name]}"), name)

@@ -140,6 +140,12 @@ def test_a_difference_has_the_same_bytes(tp1, tp4, tmp_path):
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
 
 
+def test_a_notebook_shows_what_a_file_holds(tp1, tmp_path):
+    figure = pictured(tp1, axes_of(), show="latency")
+    write_figure(figure, tmp_path / "a.png")
+    assert figure._repr_png_() == (tmp_path / "a.png").read_bytes()
+
+
 def test_latency_says_what_and_whose_it_is_and_hatches_refused_cells(tp1):
     figure = pictured(tp1, axes_of())
     text = words(figure)

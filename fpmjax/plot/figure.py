@@ -6,6 +6,7 @@ import io
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fpmjax.atomic import replacing
@@ -49,11 +50,27 @@ def matplotlib() -> Any:
 
 
 @contextmanager
-def style() -> Iterator[Any]:
-    """matplotlib, in the style of this package."""
+def style() -> Iterator[None]:
+    """matplotlib draws in the style of this package."""
     package = matplotlib()
     with package.rc_context(STYLE):
-        yield package
+        yield
+
+
+def blank(size: tuple[float, float]) -> Figure:
+    """A figure of so many inches, which notebooks show; matplotlib's own has no picture outside pyplot."""
+    figure = matplotlib().figure.Figure(figsize=size, layout="constrained")
+    figure._repr_png_ = partial(as_bytes, figure, "png")  # what Jupyter asks for
+    return figure
+
+
+def as_bytes(figure: Figure, kind: str) -> bytes:
+    """The same bytes for the same figure: "png" or "svg", without a date."""
+    nameless = {"png": {"Software": None}, "svg": {"Date": None, "Creator": None}}
+    out = io.BytesIO()
+    with style():
+        figure.savefig(out, format=kind, dpi=DPI, metadata=nameless[kind])
+    return out.getvalue()
 
 
 def check_figure_path(path: str | os.PathLike[str]) -> None:
@@ -78,13 +95,9 @@ def write_figure(figure: Figure, path: str | os.PathLike[str]) -> None:
     Raises FpmError `figure` for another suffix or a missing folder, and OSError where it cannot be written.
     """
     check_figure_path(path)
-    kind = os.fspath(path).lower().rpartition(".")[2]
-    nameless = {"png": {"Software": None}, "svg": {"Date": None, "Creator": None}}
-    out = io.BytesIO()
-    with style():
-        figure.savefig(out, format=kind, dpi=DPI, metadata=nameless[kind])
-    with replacing(path) as partial:
-        partial.write_bytes(out.getvalue())
+    found = as_bytes(figure, os.fspath(path).lower().rpartition(".")[2])
+    with replacing(path) as new:
+        new.write_bytes(found)
 
 
 def log_axis(axis: Any, low: float, high: float, *, base: int = 10) -> None:

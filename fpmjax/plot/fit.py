@@ -11,7 +11,7 @@ from fpmjax.metrics import refuse
 from fpmjax.observe.features import KINDS
 from fpmjax.observe.observations import Observations
 from fpmjax.observe.sizes import BOX
-from fpmjax.plot.figure import log_axis, nothing, short, style
+from fpmjax.plot.figure import blank, log_axis, nothing, short, style
 from fpmjax.plot.look import EXTRAPOLATED, PURE_DECODE, REFUSED, SUPPORTED, Seen, inner, look, widened
 from fpmjax.speculative import check_draft_length
 
@@ -54,9 +54,9 @@ def plot_fit(
     if type(learned) is not int or not 0 <= learned <= n:
         refuse("payload", f"learned is {learned!r} of {n} observations", "give how many of the first ones, or None")
     depths = [check_draft_length(depth) for depth in draft_lengths]
-    with style() as matplotlib:
+    with style():
         seen = look(model, observations, learned)
-        figure = matplotlib.figure.Figure(figsize=(11.0, 8.2), layout="constrained")
+        figure = blank((11.0, 8.2))
         (first, second), (third, fourth) = figure.subplots(2, 2)
         draw_predictions(first, seen)
         draw_residuals_by_size(second, seen)

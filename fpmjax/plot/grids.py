@@ -88,7 +88,7 @@ def draw_grid(
     models: Any, grid: Any, show: str, tokens_per_round: Any, rule: SpeculativeRule | None, progress: bool
 ) -> Picture:
     plane, kind = checked(models, grid, show, tokens_per_round)
-    with style() as matplotlib:
+    with style():
         question = Question(plane, rule, tokens_per_round, progress)
         answers = question.ask(evidence=kind.evidence or plane.y is None)
         if not answers.answered.any() and show != "coverage":
@@ -96,12 +96,12 @@ def draw_grid(
         fields = kind.fields(question, answers)
         title = headline(plane, kind, tokens_per_round)
         named = dict(zip(plane.names, plane.models, strict=True)) if len(plane.models) > 1 else plane.models
-        return Picture(draw_sheet(matplotlib, plane, fields, title, subtitle(named)), answers.counts())
+        return Picture(draw_sheet(plane, fields, title, subtitle(named)), answers.counts())
 
 
 def draw_difference(a: Any, b: Any, grid: Any, names: Any, rule: SpeculativeRule | None, progress: bool) -> Picture:
     planes = checked_pair(a, b, grid)
-    with style() as matplotlib:
+    with style():
         first, second = (Question(plane, rule, None, progress).ask() for plane in planes)
         counts = Counter(first.counts()) + Counter(second.counts())
         if not (first.answered | second.answered).any():
@@ -110,7 +110,7 @@ def draw_difference(a: Any, b: Any, grid: Any, names: Any, rule: SpeculativeRule
         what = f"{names[1]} against {names[0]}: difference of the latency of {whole(plane)}{over(plane)}"
         fields = difference(plane, first, second)
         models = {f"A, {names[0]}" if names[0] != "A" else "A": a, f"B, {names[1]}" if names[1] != "B" else "B": b}
-        return Picture(draw_sheet(matplotlib, plane, fields, what, subtitle(models)), counts)
+        return Picture(draw_sheet(plane, fields, what, subtitle(models)), counts)
 
 
 def checked(models: Any, grid: Any, show: Any, tokens_per_round: Any) -> tuple[Plane, Show]:

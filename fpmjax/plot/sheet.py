@@ -11,7 +11,7 @@ import numpy as np
 
 from fpmjax.plot.curves import draw_lines
 from fpmjax.plot.field import Field, Quantity, hatches
-from fpmjax.plot.figure import nothing
+from fpmjax.plot.figure import blank, nothing
 from fpmjax.plot.maps import add_rows_axis, draw_map, name_axes
 from fpmjax.plot.plane import AXES, Plane
 from fpmjax.plot.scale import places_of, plain, shades_of
@@ -26,7 +26,7 @@ WIDEST = 3  # panels side by side
 LETTERS = 12  # of a headline in an inch
 
 
-def draw_sheet(matplotlib: Any, plane: Plane, fields: Sequence[Field], headline: str, lines: Sequence[str]) -> Figure:
+def draw_sheet(plane: Plane, fields: Sequence[Field], headline: str, lines: Sequence[str]) -> Figure:
     """Every field in its place."""
     as_map = plane.y is not None or bool(fields[0].quantity.categories)
     groups: dict[tuple[Any, str], list[Field]] = {}
@@ -39,7 +39,7 @@ def draw_sheet(matplotlib: Any, plane: Plane, fields: Sequence[Field], headline:
         height = STRIP
     marks, tall = dict.fromkeys(label for field in fields for label in field.marks), 0.6 + 0.2 * len(lines)
     size = (width * columns + 0.8, height * rows + tall + 0.25 * math.ceil((len(marks) + 3) / columns))
-    figure = matplotlib.figure.Figure(figsize=size, layout="constrained")
+    figure = blank(size)
     grid = figure.subplots(rows, columns, squeeze=False)
     hatch = hatches(marks)
     x = places_of(plane.grid[plane.x])

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from fpmjax.plot.figure import DPI, log_axis, nothing, style
+from fpmjax.plot.figure import as_bytes, blank, log_axis, nothing, style
 from fpmjax.study.reading import error_interval, formula, group_name, headline, line_of, pooled
 from fpmjax.study.svg import COLOURS
 
@@ -22,21 +21,14 @@ MOST = 4  # GPUs beside each other
 def study_figures(document: dict[str, Any]) -> dict[str, bytes]:
     """name.png -> bytes, the same for the same document and matplotlib; FpmError `matplotlib` where it is missing."""
     made = {"errors.png": error_figure, "ratios.png": ratio_figure, "residuals.png": residual_figure}
-    return {name: png(draw(document)) for name, draw in made.items()}
-
-
-def png(figure: Figure) -> bytes:
-    out = io.BytesIO()
-    with style():
-        figure.savefig(out, format="png", dpi=DPI, metadata={"Software": None})
-    return out.getvalue()
+    return {name: as_bytes(draw(document), "png") for name, draw in made.items()}
 
 
 def error_figure(document: dict[str, Any]) -> Figure:
     """MAPE of the fixed rule by draft length, a panel per GPU: round-weighted with its interval, and the other one."""
     cells = [cell for cell in document["cells"] if cell["rounds"]]
-    with style() as package:
-        figure, panels = panels_of(package, cells)
+    with style():
+        figure, panels = panels_of(cells)
         for gpu, axes in panels.items():
             own = [cell for cell in cells if cell["gpu"] == gpu]
             names, depths = series(cells), sorted({cell["draft_length"] for cell in own})
@@ -59,8 +51,8 @@ def error_figure(document: dict[str, Any]) -> Figure:
 def ratio_figure(document: dict[str, Any]) -> Figure:
     """The median of T / F in each configuration against the draft length, with the fixed rule and the pooled refit."""
     found = [c for c in document["configurations"] if c["rounds"]]
-    with style() as package:
-        figure, panels = panels_of(package, found)
+    with style():
+        figure, panels = panels_of(found)
         for gpu, axes in panels.items():
             own, names = [c for c in found if c["gpu"] == gpu], series(found)
             for i, name in enumerate(names):
@@ -82,8 +74,8 @@ def ratio_figure(document: dict[str, Any]) -> Figure:
 
 def residual_figure(document: dict[str, Any]) -> Figure:
     """Signed errors of the fixed rule over (d+1)B and over K: the median of each model + method, and 80 % of rounds."""
-    with style() as package:
-        figure = package.figure.Figure(figsize=(9, 4.2), layout="constrained")
+    with style():
+        figure = blank((9, 4.2))
         panels: Any = figure.subplots(1, 2, sharey=True)
         names = {"widened_batch": "widened batch (d+1)B", "kv_tokens": "past KV tokens K"}
         for axes, (key, words) in zip(panels, names.items(), strict=True):
@@ -110,10 +102,10 @@ def residual_figure(document: dict[str, Any]) -> Figure:
     return figure
 
 
-def panels_of(package: Any, rows: Sequence[dict[str, Any]]) -> tuple[Figure, dict[str, Axes]]:
+def panels_of(rows: Sequence[dict[str, Any]]) -> tuple[Figure, dict[str, Axes]]:
     gpus = sorted({row["gpu"] for row in rows})
     columns, lines = max(1, min(MOST, len(gpus))), max(1, -(-len(gpus) // MOST))
-    figure = package.figure.Figure(figsize=(max(5.0, 3.3 * columns), 3.6 * lines + 0.8), layout="constrained")
+    figure = blank((max(5.0, 3.3 * columns), 3.6 * lines + 0.8))
     flat = figure.subplots(lines, columns, squeeze=False, sharey=True).ravel().tolist()
     for axes in flat[len(gpus) :]:
         axes.set_axis_off()
