@@ -7,6 +7,7 @@ Published for TP1, BF16, batches of 1, 4 and 8, contexts of 1,024 and 4,096 and 
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
@@ -20,6 +21,10 @@ from fpmjax.metrics import show
 
 COEFFICIENTS = (Decimal("1e-30"), Decimal("1e30"))  # factors of any draft length stay normal float64 numbers
 EXACT_INTEGERS = 2**53  # every integer up to here is a float64
+PLAIN = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,9})?", re.ASCII)  # Decimal reads more: 0_8, other scripts
+MOST_DIGITS = 100  # of a coefficient
+LONGEST_PROVENANCE = 2000  # characters
+OUTSIDE = 1e-6  # how far beyond its interval a coefficient may lie, relatively: both are rounded
 
 
 class RuleInterval(NamedTuple):
@@ -45,11 +50,11 @@ class SpeculativeRule:
 
     factor(d) = intercept + slope * d, rounded to float64 once.
 
-    provenance: where the coefficients come from, for people.
+    provenance: where the coefficients come from, for people: one line of text that prints.
     interval: how well the study behind them knows them, a `RuleInterval`; None where nobody says.
 
-    Raises SpeculationError (`rule`) for coefficients that are neither 0 nor in 1e-30..1e30, or are both 0, and for an
-    interval that is none.
+    Raises SpeculationError (`rule`) for coefficients that are neither 0 nor in 1e-30..1e30, or are both 0, for an
+    interval that is none or lies beside its coefficient, and for a provenance that no line of text is.
     """
 
     slope: Decimal = field(default=Decimal("0.08"))
@@ -64,6 +69,10 @@ class SpeculativeRule:
             object.__setattr__(self, name, decimal(name, getattr(self, name)))
         if self.slope == 0 and self.intercept == 0:
             raise SpeculationError("a rule of slope 0 and intercept 0 would answer 0 ms everywhere", code="rule")
+        for name, ends in () if self.interval is None else zip(("slope", "intercept"), self.interval, strict=False):
+            if not inside(float(getattr(self, name)), ends):
+                wrong_interval(f"{name}={ends[0]}..{ends[1]}, which {getattr(self, name)} is not in")
+        check_provenance(self.provenance)
 
     def factor(self, draft_length: Any) -> Any:
         """float64 of the shape of `draft_length`: int, integer array, or a traced one under `fpmjax.x64()`.
@@ -114,13 +123,30 @@ def checked_interval(value: Any) -> RuleInterval:
     try:
         slope, intercept, level, clusters = value
         interval = RuleInterval(bounds("slope", slope), bounds("intercept", intercept), real("level", level), clusters)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         wrong_interval(show(value))
     if not 0 < interval.level < 1:
         wrong_interval(f"level={interval.level}")
     if not isinstance(clusters, (int, np.integer)) or isinstance(clusters, bool) or clusters < 1:
         wrong_interval(f"clusters={show(clusters)}")
     return interval._replace(clusters=int(clusters))
+
+
+def inside(coefficient: float, ends: tuple[float, float]) -> bool:
+    """Whether an interval holds its coefficient, but for rounding."""
+    slack = OUTSIDE * max(abs(coefficient), *map(abs, ends))
+    return ends[0] - slack <= coefficient <= ends[1] + slack
+
+
+def check_provenance(text: Any) -> None:
+    """SpeculationError (`rule`) for what is not one line of text that prints."""
+    if isinstance(text, str) and text.strip() and text.isprintable() and len(text) <= LONGEST_PROVENANCE:
+        return
+    raise SpeculationError(
+        f"provenance is {show(text)}\nhint: one line of text that prints, to {LONGEST_PROVENANCE:,} characters, "
+        "e.g. 'H100, engine 1.2, my study'",
+        code="rule",
+    )
 
 
 def bounds(name: str, value: Any) -> tuple[float, float]:
@@ -147,6 +173,8 @@ def wrong_interval(what: str) -> NoReturn:
 def decimal(name: str, value: Any) -> Decimal:
     """The coefficient as it is written; a float means the number that it prints as."""
     try:
+        if isinstance(value, str) and not PLAIN.fullmatch(value):
+            raise ValueError
         number = Decimal(str(value) if isinstance(value, (float, np.floating)) else value)
     except (InvalidOperation, TypeError, ValueError):
         raise SpeculationError(
@@ -158,7 +186,11 @@ def decimal(name: str, value: Any) -> Decimal:
             f"{name}={show(value)} cannot scale a latency\nhint: a coefficient is 0 or lies in {small}..{large}",
             code="rule",
         )
-    return number
+    if (digits := len(number.as_tuple().digits)) > MOST_DIGITS:
+        raise SpeculationError(
+            f"{name} has {digits:,} digits\nhint: a coefficient has {MOST_DIGITS} digits at most", code="rule"
+        )
+    return number or Decimal(0)  # without the sign or the exponent of a zero
 
 
 PUBLISHED = SpeculativeRule(provenance="published calibration study, TP1, BF16")

@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 from fpmjax import strict_json
 from fpmjax.atomic import replacing
 from fpmjax.errors import SpeculationError
+from fpmjax.file_name import file_name
 from fpmjax.metrics import show
 from fpmjax.rule import SpeculativeRule
 from fpmjax.speculative import check_rule
@@ -30,45 +31,95 @@ LONGEST = 1 << 20  # bytes; a rule is a few hundred
 
 
 def save_rule(rule: SpeculativeRule, path: str | os.PathLike[str], *, study: Mapping[str, Any] | None = None) -> None:
-    """Write a rule; the file appears whole, and takes the place of one of that name.
+    """Write a rule; the file appears whole, and takes the place of a rule file of that name, but of no other file.
 
     study: what the calibration study says of itself, plain JSON values.
 
-    Raises SpeculationError (`rule`) for what is no rule, (`rule_file`) where the file cannot be written.
+    Raises SpeculationError (`rule`) for what is no rule, (`rule_file`) where the file cannot be written or would not
+    be read back.
     """
     if rule is None:
         check_rule("nothing")
     check_rule(rule)
     text = rule_text(rule, study)
+    name = check_place(path)
     try:
-        with replacing(path) as partial:
+        with replacing(name) as partial:
             partial.write_text(text, encoding="utf-8", newline="\n")
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        refuse(f"{os.fspath(path)} cannot be written: {reason}", "name a file in a folder that exists")
+        refuse(f"{name} cannot be written: {reason}", "name a file in a folder that exists")
+
+
+def check_place(path: Any) -> str:
+    """The name of a rule file that is to be written; SpeculationError (`rule_file`) where none may stand.
+
+    A file that holds something else, measurements or a document, is never replaced.
+    """
+    name = file_name(path)
+    if name is None:
+        refuse(f"the rule file is {show(path)}", "name a file, e.g. my-rule.json")
+    folder = os.path.dirname(name) or "."
+    if not os.path.isdir(folder):
+        refuse(f"{name} cannot be written: the folder {folder} does not exist", "make it first")
+    if os.path.isdir(name):
+        refuse(f"{name} is a folder", "name a file in it")
+    if os.path.isfile(name) and not is_rule_file(name):
+        refuse(f"{name} is there already and holds no rule", "name a file that is not there yet")
+    return name
+
+
+def is_rule_file(name: str) -> bool:
+    """Whether a file is one of ours, of whatever version, or empty."""
+    try:
+        with open(name, "rb") as file:
+            data = file.read(LONGEST + 1)
+        found = strict_json.decode(data) if 0 < len(data) <= LONGEST else None
+    except (OSError, ValueError):
+        return False
+    return not data or (isinstance(found, dict) and found.get("format") == FORMAT)
 
 
 def rule_text(rule: SpeculativeRule, study: Mapping[str, Any] | None = None) -> str:
-    """What the file holds."""
+    """What the file holds; SpeculationError (`rule_file`) where `load_rule` would refuse it or read another rule."""
     document = {"format": FORMAT, "version": VERSION, **rule.document()}
     if study is not None:
-        document["study"] = dict(study)
-    return json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+        document["study"] = dict(study) if isinstance(study, Mapping) else study
+    try:
+        text = json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+        found = rule_in("the rule file", text.encode())
+    except (TypeError, ValueError, RecursionError) as error:
+        if isinstance(error, SpeculationError):
+            raise
+        refuse(f"the rule file would hold what JSON does not: {error}", "study is a mapping of plain JSON values")
+    if found != rule:
+        refuse("the rule would not be read back as it is", "SpeculativeRule and RuleInterval of plain numbers and text")
+    return text
 
 
 def load_rule(path: str | os.PathLike[str]) -> SpeculativeRule:
     """The rule in a file that `save_rule` or `fpmjax calibrate --rule-out` wrote.
 
-    Raises SpeculationError: `rule_file` for what cannot be read or is no such file, `rule` for coefficients or an
-    interval that no rule can have.
+    Raises SpeculationError: `rule_file` for what cannot be read or is no such file, `rule` for coefficients, an
+    interval or a provenance that no rule can have.
     """
-    name = os.fspath(path)
+    name = file_name(path)
+    if name is None:
+        refuse(f"the rule file is {show(path)}", "name a file that `fpmjax calibrate --rule-out` wrote")
     try:
-        with open(path, "rb") as file:
+        with open(name, "rb") as file:
             data = file.read(LONGEST + 1)
-        found = strict_json.decode(data) if len(data) <= LONGEST else None
     except OSError as error:
         refuse(f"{name} cannot be read: {error.strerror or error}", "name a file that `fpmjax calibrate` wrote")
+    return rule_in(name, data)
+
+
+def rule_in(name: str, data: bytes) -> SpeculativeRule:
+    """The rule in the bytes of a file of that name, which save and load agree on."""
+    if len(data) > LONGEST:
+        refuse(f"{name} is no rule file: it is larger than {LONGEST:,} bytes", "a rule file is a few hundred")
+    try:
+        found = strict_json.decode(data)
     except ValueError as error:
         refuse(f"{name} is no rule file: {error}", "rule files are JSON that `fpmjax calibrate --rule-out` writes")
     if not isinstance(found, dict) or found.get("format") != FORMAT:
@@ -78,10 +129,12 @@ def load_rule(path: str | os.PathLike[str]) -> SpeculativeRule:
             f"{name} is a rule file of version {show(found.get('version'))}", f"this package reads version {VERSION}"
         )
     if unknown := [key for key in found if key not in KEYS]:
-        refuse(f"{name} has an unknown key {unknown[0]!r}", f"keys are {', '.join(KEYS)}")
+        refuse(f"{name} has an unknown key {show(unknown[0])}", f"keys are {', '.join(KEYS)}")
     for key in ("slope", "intercept", "provenance"):
         if not isinstance(found.get(key), str) or not found[key]:
             refuse(f"{name}: {key} is {show(found.get(key))}", 'write it as text, e.g. "slope": "0.08"')
+    if not isinstance(found.get("study", {}), dict):
+        refuse(f"{name}: study is {show(found['study'])}", "it is an object, or left out")
     try:
         interval = interval_of(name, found.get("interval"))
         return SpeculativeRule(found["slope"], found["intercept"], found["provenance"], interval)

@@ -31,7 +31,10 @@ def test_a_rule_file_holds_the_rule_exactly(rule_path):
     assert load_rule(rule_path) == MINE
 
 
-@given(st.decimals(0, 1000, places=12), st.decimals("1e-9", 1000, places=12), st.text(min_size=1))
+PROVENANCE = st.text(min_size=1).filter(lambda text: text.isprintable() and bool(text.strip()))
+
+
+@given(st.decimals(0, 1000, places=12), st.decimals("1e-9", 1000, places=12), PROVENANCE)
 def test_any_rule_survives_its_file(tmp_path_factory, slope, intercept, provenance):
     path = tmp_path_factory.mktemp("rule") / "rule.json"
     rule = SpeculativeRule(slope, intercept, provenance)
@@ -65,6 +68,20 @@ def test_the_published_rule_has_no_interval_and_its_text_stays():
         ({"scale": 1}, "unknown key 'scale'"),
         ({"interval": [1, 2]}, "interval is [1, 2]"),
         ({"interval": {"slope": [0.1, 0.2]}}, "it has the keys"),
+        ({"slope": "0.0_8"}, "slope='0.0_8' is not a decimal number"),
+        ({"slope": "\u0660.\u0668"}, "is not a decimal number"),
+        ({"slope": " 0.08"}, "slope=' 0.08' is not a decimal number"),
+        ({"slope": "0." + "1" * 101}, "slope has 101 digits"),
+        ({"provenance": "\x1b[31mred"}, "provenance is '\\x1b[31mred'"),
+        ({"provenance": "two\nlines"}, "provenance is 'two\\nlines'"),
+        ({"provenance": "\ud800"}, "provenance is '\\ud800'"),
+        ({"provenance": "x" * 2001}, "provenance is 'xxx"),
+        ({"study": 5}, "study is 5"),
+        (
+            {"interval": json.loads(json.dumps(INTERVAL._asdict())) | {"slope": [0.2, 0.3]}},
+            "slope=0.2..0.3, which 0.09",
+        ),
+        ({"interval": json.loads(json.dumps(INTERVAL._asdict())) | {"level": 10**400}}, "a rule's interval has"),
     ],
 )
 def test_a_file_that_holds_no_rule_is_refused(rule_path, change, text):
@@ -101,12 +118,52 @@ def test_a_missing_file_or_folder_is_told(tmp_path):
         ((0, 1), (1, 1), 95, 3),
         ((0, 1), (1, 1), 0.95, 0),
         ((0, 1), (1, 1), 0.95, 2.5),
+        ((0, 10**400), (1, 1), 0.95, 3),
+        ((0.2, 0.3), (1, 1), 0.95, 3),
+        ((0, 1), (1.1, 1.2), 0.95, 3),
     ],
 )
 def test_an_interval_that_is_none_is_refused(interval):
     with pytest.raises(SpeculationError) as caught:
         SpeculativeRule("0.1", "1", "mine", interval)
     assert caught.value.code == "rule"
+
+
+@pytest.mark.parametrize("provenance", ["", " ", 5, None, "two\nlines", "\x1b[31m", "\ud800", "x" * 2001])
+def test_no_rule_has_a_provenance_that_its_file_could_not_carry(provenance):
+    with pytest.raises(SpeculationError) as caught:
+        SpeculativeRule("0.1", "1", provenance)
+    assert caught.value.code == "rule" and "\nhint: " in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "study", [{"a": float("nan")}, {"a": object()}, {1: 0, "1": 0}, {"a": "\ud800"}, {"a": "x" * 2**20}, 5, [("a", 1)]]
+)
+def test_nothing_is_written_that_would_not_be_read(tmp_path, study):
+    with pytest.raises(SpeculationError) as caught:
+        save_rule(MINE, tmp_path / "rule.json", study=study)
+    assert caught.value.code == "rule_file" and "\nhint: " in str(caught.value) and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", [None, 5, b"rule.json", "", "a\0", "a\ud800"])
+def test_what_names_no_file_is_refused(name):
+    for call in (load_rule, lambda name: save_rule(MINE, name)):
+        with pytest.raises(SpeculationError, match="the rule file is") as caught:
+            call(name)
+        assert caught.value.code == "rule_file"
+
+
+def test_a_rule_takes_the_place_of_a_rule_only(rule_path, tmp_path):
+    save_rule(SpeculativeRule("0.1", "1", "another"), rule_path)
+    (tmp_path / "empty").touch()
+    save_rule(MINE, tmp_path / "empty")
+    for text in ("batch,kv\n", "{}", "x" * 2**21):
+        (tmp_path / "mine").write_text(text)
+        with pytest.raises(SpeculationError, match="is there already and holds no rule"):
+            save_rule(MINE, tmp_path / "mine")
+        assert (tmp_path / "mine").read_text() == text
+    with pytest.raises(SpeculationError, match="is a folder"):
+        save_rule(MINE, tmp_path)
 
 
 # Commands
