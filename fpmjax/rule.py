@@ -69,9 +69,11 @@ class SpeculativeRule:
             object.__setattr__(self, name, decimal(name, getattr(self, name)))
         if self.slope == 0 and self.intercept == 0:
             raise SpeculationError("a rule of slope 0 and intercept 0 would answer 0 ms everywhere", code="rule")
-        for name, ends in () if self.interval is None else zip(("slope", "intercept"), self.interval, strict=False):
-            if not inside(float(getattr(self, name)), ends):
-                wrong_interval(f"{name}={ends[0]}..{ends[1]}, which {getattr(self, name)} is not in")
+        if self.interval is not None:
+            for name in ("slope", "intercept"):
+                ends, value = getattr(self.interval, name), getattr(self, name)
+                if not inside(float(value), ends):
+                    wrong_interval(f"{name}={ends[0]}..{ends[1]}, which {value} is not in")
         check_provenance(self.provenance)
 
     def factor(self, draft_length: Any) -> Any:
