@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import time
 from dataclasses import replace
 
@@ -12,7 +13,7 @@ import pytest
 from studies import scored, six_scored, synthetic_scored
 
 from fpmjax import OptionError
-from fpmjax.rule import PUBLISHED
+from fpmjax.rule import PUBLISHED, SpeculativeRule
 from fpmjax.study.bootstrap import BLOCK, Clusters, bootstrap
 from fpmjax.study.refit import refit
 from fpmjax.study.scored import Config, Scored
@@ -37,7 +38,8 @@ def width(pair):
 def numbers(document):
     """Every number of every interval, in order."""
     rows = [document, *document["cells"], *document["fits"]]
-    return np.array([x for row in rows for name, pair in row.items() if name.endswith("_interval") for x in pair])
+    pairs = [pair for row in rows for name, pair in row.items() if name.endswith("_interval") and name != "no_interval"]
+    return np.array([x for pair in pairs for x in pair or ()])
 
 
 def test_the_synthetic_study_has_the_width_of_its_clusters(noisy, found):
@@ -198,3 +200,77 @@ def test_a_million_rounds_cost_little_more_than_their_sums(noisy):
     big = bootstrap(many, PUBLISHED, seed=4)
     assert time.process_time() - begin < 20  # 0.3 s of one core
     np.testing.assert_allclose(numbers(big), numbers(bootstrap(noisy, PUBLISHED, seed=4)), rtol=1e-9)
+
+
+def grid(*sizes: int, depths: tuple[int, ...] = (1, 2)) -> Scored:
+    """Strata of so many configurations of eight rounds, their draft lengths in turn, with regular noise."""
+    configs = [
+        Config(f"G{g}", 1, "M", "mtp", depths[i % len(depths)], i + 1, 64)
+        for g, n in enumerate(sizes)
+        for i in range(n)
+    ]
+    config = np.repeat(np.arange(len(configs)), 8)
+    depth = np.array([configs[c].draft_length for c in config])
+    measured = (0.1 * depth + 1.15) * (1 + 0.03 * np.sin(12.9898 * config) + 0.005 * np.cos(np.arange(len(config))))
+    return scored(depth, np.ones(len(config)), measured, config, configs)
+
+
+@pytest.mark.parametrize("sizes", [(2,), (3,), (2, 2), (1, 1, 3)])
+def test_an_interval_whose_end_would_be_one_configuration_is_none(sizes):
+    """All draws of two configurations are the two, and their mean: a width would be of nothing."""
+    found = bootstrap(grid(*sizes), PUBLISHED, draws=300)
+    assert found["round_weighted_mape_interval"] is None and "too few to resample" in found["no_interval"]
+    fit = found["fits"][0]
+    assert fit["slope_interval"] is fit["fixed_rule"] is None and "too few" in fit["no_interval"]
+    assert all(cell["cell_round_weighted_mape_interval"] is None for cell in found["cells"])
+
+
+@pytest.mark.parametrize("sizes", [(4,), (2, 2, 2), (1, 4)])
+def test_enough_configurations_have_one(sizes):
+    found = bootstrap(grid(*sizes), PUBLISHED, draws=300)
+    low, high = found["round_weighted_mape_interval"]
+    assert low < high and found["no_interval"] is None
+
+
+def test_draws_without_a_fit_are_no_evidence():
+    """Of two draft lengths in four configurations, one draw in eight holds one of them alone."""
+    four, eight = (bootstrap(grid(n), PUBLISHED, draws=2000)["fits"][0] for n in (4, 8))
+    assert four["singular_draws"] == pytest.approx(250, rel=0.2) and four["slope_interval"] is None
+    assert re.fullmatch(r"1[0-5] % of the draws hold one draft length only, which fixes no slope", four["no_interval"])
+    assert 0 < eight["singular_draws"] < 40 and eight["slope_interval"][0] < eight["slope_interval"][1]
+    alone = bootstrap(six_scored(), PUBLISHED, draws=10)
+    assert "alone in its GPU, model and method" in alone["no_interval"]
+
+
+def test_where_the_fixed_rule_lies_among_the_draws(noisy):
+    """A pair can lie in both intervals and still fit no draw: a larger slope goes with a smaller intercept."""
+    fit = refit(noisy)
+    there = bootstrap(noisy, SpeculativeRule(f"{fit.slope:.9g}", f"{fit.intercept:.9g}"))["fits"][0]
+    assert there["fixed_rule"]["inside"] and there["fixed_rule"]["distance"] < 0.2
+    assert there["fixed_rule"]["limit"] == pytest.approx(2.45, rel=0.1)
+    (a, b), (c, d) = there["slope_interval"], there["intercept_interval"]
+    corner = bootstrap(noisy, SpeculativeRule(f"{b - (b - a) / 20:.9g}", f"{d - (d - c) / 20:.9g}"))["fits"][0][
+        "fixed_rule"
+    ]
+    assert corner["inside_slope"] and corner["inside_intercept"] and not corner["inside"]
+    far = bootstrap(noisy, SpeculativeRule("0.08", "1.4"))["fits"][0]["fixed_rule"]
+    assert not far["inside"] and not far["inside_intercept"]
+
+
+def test_rounds_without_noise_allow_their_own_rule_alone():
+    exact = synthetic_scored(gpus=("H100",), true={("M", "mtp"): (0.08, 1.25)})
+    same, other = (
+        bootstrap(exact, SpeculativeRule("0.08", b), draws=99)["fits"][0]["fixed_rule"] for b in ("1.25", "1.26")
+    )
+    assert same["inside"] and same["inside_slope"] and same["inside_intercept"] and not other["inside"]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("latency", [1e308, 1e-320, 1e290])
+def test_a_latency_that_none_can_be_leaves_no_fit_and_no_warning(noisy, latency):
+    measured = noisy.measured_ms.copy()
+    measured[0] = latency
+    found = bootstrap(replace(noisy, measured_ms=measured), PUBLISHED, draws=100)
+    pooled, group, other = found["fits"]
+    assert pooled["slope_interval"] is group["slope_interval"] is None and "implausible" in pooled["no_interval"]
+    assert other["slope_interval"] and noisy.configs[0].method == "eagle3"

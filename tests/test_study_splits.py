@@ -115,3 +115,11 @@ def test_anchors_are_split_only_when_asked(clean):
     with pytest.raises(OptionError, match="anchors"):
         splits(anchors, PUBLISHED)
     assert splits(anchors, PUBLISHED, anchors=True)
+
+
+def test_several_tensor_parallel_sizes_are_left_out_in_turn():
+    rounds = synthetic_scored(gpus=("H100",))
+    wide = tuple(c._replace(tp=4) if c.batch_size == 8 else c for c in rounds.configs)
+    found = [row for row in splits(replace(rounds, configs=wide), PUBLISHED) if row["split"] == "tp"]
+    assert [row["held_out"] for row in found] == ["TP1", "TP4"] and all(row["pooled"] for row in found)
+    assert not [row for row in splits(rounds, PUBLISHED) if row["split"] == "tp"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -190,3 +192,27 @@ def test_the_size_of_an_error_excludes_nothing():
     ms[sd[0]] *= 1000
     assert measured(with_latency(NOISY, ms))["rounds"] == measured(NOISY)["rounds"]
     assert measured(with_latency(NOISY, ms))["coverage"] == measured(NOISY)["coverage"]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("latency", [1e308, 1e290, 2.3e-308, 1e-320])
+def test_what_is_no_finite_number_is_none_and_warns_nobody(latency):
+    rounds = six_scored()
+    measured = rounds.measured_ms.copy()
+    measured[-2:] = latency
+    rounds = replace(rounds, measured_ms=measured)
+    predicted = rounds.predict(PUBLISHED)
+    found = statistics(rounds, predicted), cells(rounds, predicted), configurations(rounds, predicted)
+    json.dumps(found, allow_nan=False)
+    if latency > 1:  # a prediction far too low is 100 % wrong
+        assert found[0]["max_round_ape"] == pytest.approx(100) and found[0]["round_weighted_mape"] < 100
+    if latency == 1e-320:
+        assert found[0]["round_weighted_mape"] is found[0]["worst_config"]["config_mape"] is None
+        assert found[0]["worst_config"]["gpu"] == "C" and found[1][0]["cell_round_weighted_mape"] is not None
+
+
+def test_a_cell_says_which_tensor_parallel_sizes_it_pools():
+    rounds = six_scored()
+    configs = (rounds.configs[0], rounds.configs[0]._replace(tp=4), rounds.configs[2])
+    found = cells(replace(rounds, configs=configs), rounds.predict(PUBLISHED))
+    assert [cell["tensor_parallel_sizes"] for cell in found] == [[1, 4], [1]]

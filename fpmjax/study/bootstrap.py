@@ -10,6 +10,7 @@ Rounds are summed once per configuration, so that the cost of a draw does not de
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from fpmjax.errors import refuse_option
 from fpmjax.inverse import integers
 from fpmjax.metrics import show
 from fpmjax.study.reading import POOLED, group_name
-from fpmjax.study.refit import WEIGHTS, Sums, check_anchors, chosen, pull, ratio_of
+from fpmjax.study.refit import WEIGHTS, Sums, check_anchors, chosen, plausible, pull, ratio_of
 
 if TYPE_CHECKING:
     from fpmjax.rule import SpeculativeRule
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 DRAWS, LEVEL = 2000, 0.95
 BLOCK = 64  # draws that share a generator; fixed, so that no other size shows in a number
 ROUNDS = 16  # in a moving block
+ROUNDING = 1e-9  # relative: coefficients that differ by less are equal
 WORDS = "descriptive, conditional on the frozen reference and the tested configurations"
 
 
@@ -52,9 +54,16 @@ def bootstrap(
     anchors: as `refit` takes it.  progress: called with (draws done, draws in all).
 
     Returns plain values: how it was done, `*_interval` as [low, high], and a list each of `cells` (gpu, model, method,
-    draft length) and `fits` (pooled, then every model + method).  An interval is None where fewer than two
-    configurations could have been exchanged.  A draw's refit obeys the constraints that the refit does; the draws in
-    which one was active are counted, as are those of a single draft length, which have no refit.
+    draft length) and `fits` (pooled, then every model + method).  A draw's refit obeys the constraints that the refit
+    does; the draws in which one was active are counted, as are those of a single draft length, which have no refit.
+
+    An interval is None, and `no_interval` says why,
+      - where an end of it would be one configuration and no estimate: where a draw that repeats one configuration of
+        every stratum, as that of the smallest error does, comes up as often as the tail that ends the interval.  Of m
+        configurations it comes up once in m^m draws: 1/4 for two, 1/27 for three, 1/256 for four, so 2.5 % take four;
+      - where more draws than that tail had no refit: they say that the slope may be anything, so either end is open.
+
+    Every fit also has `fixed_rule`, where the rule that is judged lies among the draws: see `standing`.
 
     Raises OptionError: `loss`, `weights`, `draws`, `seed`, `level`, `anchors`.
     """
@@ -65,6 +74,7 @@ def bootstrap(
     if not isinstance(level, float) or not 0 < level < 1:
         refuse_option("level", f"level is {show(level)}", "the share of draws inside, e.g. 0.95")
     clusters = Clusters(scored, scored.predict(rule), loss, weights)
+    pair = (float(rule.slope), float(rule.intercept))
     parts = []
     for block in range(-(-count // BLOCK)):
         parts.append(clusters.draw(np.random.default_rng([seed, block]), moving_blocks))
@@ -82,7 +92,7 @@ def bootstrap(
         "clusters": int(clusters.alive.sum()),
         "strata": len(clusters.strata),
         "strata_of_one": sum(len(s) == 1 for s in clusters.strata),
-        **clusters.report(found, level),
+        **clusters.report(found, level, pair),
     }
 
 
@@ -97,7 +107,11 @@ class Clusters:
         ratio, v = ratio_of(scored), pull(scored, loss)
         if weights == "configuration":
             v = v / n[scored.config]
-        ape = 100 * np.abs(predicted - scored.measured_ms) / scored.measured_ms
+        sound = plausible(ratio)
+        ratio, v = (np.where(sound, x, np.nan) for x in (ratio, v))  # there is no fit with them
+        self.unsound = np.bincount(scored.config, ~sound, size) > 0
+        with np.errstate(over="ignore"):
+            ape = 100 * (np.abs(predicted - scored.measured_ms) / scored.measured_ms)
         self.rounds = np.stack([v, v * ratio, ape], axis=1)  # [n, 3]
         self.start = np.concatenate([[0], np.cumsum(n)])
         self.sums = np.stack([np.bincount(scored.config, x, size) for x in self.rounds.T], axis=1)
@@ -106,9 +120,8 @@ class Clusters:
         alive = np.flatnonzero(self.alive)
         in_stratum = scored.groups[alive]
         self.strata = [alive[in_stratum == i] for i in np.unique(in_stratum)]
-        self.exchanged = np.zeros(size, bool)  # has another configuration in its stratum
-        for stratum in self.strata:
-            self.exchanged[stratum] = len(stratum) > 1
+        self.finite = np.isfinite(self.sums[:, 2])
+        self.stratum = scored.groups
         self.cells = {key: np.flatnonzero((scored.cells == i) & self.alive) for i, key in enumerate(scored.cell_keys)}
         names = np.array([group_name(config._asdict()) for config in scored.configs], object)
         self.fits = {POOLED: alive} | {name: alive[names[alive] == name] for name in sorted(set(names.tolist()))}
@@ -120,7 +133,8 @@ class Clusters:
             # Plain uniform numbers: their stream is the same in every version of NumPy, a multinomial's need not be.
             picked = stratum[(random.random((BLOCK, len(stratum))) * len(stratum)).astype(np.int64)]
             np.add.at(times, (np.arange(BLOCK)[:, None], picked), 1)
-        sums = self.resampled(random, times) if moving_blocks else times[:, :, None] * self.sums
+        with np.errstate(invalid="ignore", over="ignore"):
+            sums = self.resampled(random, times) if moving_blocks else times[:, :, None] * self.sums
         out: dict[Any, np.ndarray] = {"overall": self.errors(times, sums, np.flatnonzero(self.alive))}
         out |= {("cell", key): self.errors(times, sums, members) for key, members in self.cells.items()}
         for name, members in self.fits.items():
@@ -133,7 +147,7 @@ class Clusters:
     def errors(self, times: np.ndarray, sums: np.ndarray, members: np.ndarray) -> np.ndarray:
         """[BLOCK, 2]: round-weighted and equal-configuration MAPE of some configurations; NaN where none was drawn."""
         drawn, ape, n = times[:, members], sums[:, members, 2], self.count[members]
-        with np.errstate(invalid="ignore"):
+        with np.errstate(invalid="ignore", over="ignore"):
             return np.stack([ape.sum(1) / (drawn * n).sum(1), (ape / n).sum(1) / drawn.sum(1)], axis=1)
 
     def resampled(self, random: np.random.Generator, times: np.ndarray) -> np.ndarray:
@@ -152,13 +166,16 @@ class Clusters:
                     np.add.at(out[:, c], draw, runs.take(first, axis=0).sum(1))
         return out
 
-    def report(self, found: dict[Any, np.ndarray], level: float) -> dict[str, Any]:
-        """The intervals of all draws."""
+    def report(self, found: dict[Any, np.ndarray], level: float, pair: tuple[float, float]) -> dict[str, Any]:
+        """The intervals of all draws; pair: slope and intercept of the rule that is judged."""
+        tail = (1 - level) / 2
 
         def errors(prefix: str, values: np.ndarray, members: np.ndarray) -> dict[str, Any]:
-            fixed = len(members) < 2 or not self.exchanged[members].any()
+            why = None if self.finite[members].all() else "an error is no finite number"
+            why = why or self.too_few(members, tail)
             names = (f"{prefix}round_weighted_mape_interval", f"{prefix}equal_config_mape_interval")
-            return {name: None if fixed else interval(x, level) for name, x in zip(names, values.T, strict=True)}
+            ends = {name: None if why else interval(x, level) for name, x in zip(names, values.T, strict=True)}
+            return ends | {"no_interval": why}
 
         cells = []
         for key, members in self.cells.items():
@@ -170,14 +187,67 @@ class Clusters:
         for name, members in self.fits.items():
             slope, intercept, clipped = found["fit", name].T
             fitted = np.isfinite(slope)
-            fixed = not self.exchanged[members].any() or not fitted.any()
+            missed = 1 - float(fitted.mean())
+            why = self.unfitted(members) or self.too_few(members, tail)
+            if not why and missed > tail:
+                why = f"{100 * missed:.0f} % of the draws hold one draft length only, which fixes no slope"
             fits.append(
                 {"group": name, "clusters": len(members)}
-                | {"slope_interval": None if fixed else interval(slope, level)}
-                | {"intercept_interval": None if fixed else interval(intercept, level)}
+                | {"slope_interval": None if why else interval(slope, level)}
+                | {"intercept_interval": None if why else interval(intercept, level)}
+                | {"no_interval": why}
                 | {"clipped_draws": int(clipped[fitted].sum()), "singular_draws": int((~fitted).sum())}
+                | {"fixed_rule": None if why else standing(slope[fitted], intercept[fitted], pair, level)}
             )
         return errors("", found["overall"], np.flatnonzero(self.alive)) | {"cells": cells, "fits": fits}
+
+    def too_few(self, members: np.ndarray, tail: float) -> str | None:
+        """Why resampling these configurations gives no interval, or None."""
+        sizes = np.unique(self.stratum[members], return_counts=True)[1].astype(np.float64)
+        if not (sizes > 1).any():
+            return "every configuration is alone in its GPU, model and method, so resampling changes nothing"
+        if float(np.prod(sizes**-sizes)) < tail:
+            return None
+        return f"{len(members)} configurations are too few to resample: an end would be one of them"
+
+    def unfitted(self, members: np.ndarray) -> str | None:
+        """Why no draw of these configurations has a fit, or None."""
+        if len(np.unique(self.depth[members])) < 2:
+            return "one draft length fixes no slope"
+        if self.unsound[members].any():
+            return "some T / F is implausible, so nothing is fitted"
+        return None
+
+
+def standing(slope: np.ndarray, intercept: np.ndarray, pair: tuple[float, float], level: float) -> dict[str, Any]:
+    """Where a rule lies among the pairs [draws] of a refit.
+
+    inside_slope, inside_intercept: whether each coefficient lies in its own interval.
+    distance, limit, inside: the two of them together, which is what counts, for a larger slope goes with a smaller
+    intercept: the rule's Mahalanobis distance from the mean of the draws, and the distance that `level` of the draws
+    stay below (2.45 for normal ones at 95 %).
+    """
+    draws, rule = np.stack([slope, intercept], axis=1), np.array(pair)
+    bounds = [interval(x, level) or [math.nan] * 2 for x in draws.T]
+    room = np.maximum(ROUNDING * np.abs(draws).max(0), 1e-300)  # rounds without noise scatter by rounding
+    inside = [low - r <= x <= high + r for (low, high), r, x in zip(bounds, room.tolist(), pair, strict=True)]
+    middle, scale = draws.mean(0), np.hypot(draws.std(0), room)
+    together = np.mean(np.prod((draws - middle) / scale, axis=1))  # their correlation
+
+    def distance(x: np.ndarray) -> np.ndarray:
+        a, b = np.moveaxis((x - middle) / scale, -1, 0)
+        left = (b - together * a) ** 2 / max(1 - together**2, ROUNDING)
+        return np.sqrt(a * a + left)
+
+    limit = max(float(np.percentile(distance(draws), 100 * level)), 1.0)
+    far = float(distance(rule))
+    return {
+        "inside_slope": inside[0],
+        "inside_intercept": inside[1],
+        "distance": float(f"{far:.4g}"),
+        "limit": float(f"{limit:.4g}"),
+        "inside": far <= limit,
+    }
 
 
 def interval(values: np.ndarray, level: float) -> list[float] | None:

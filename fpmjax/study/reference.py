@@ -40,7 +40,8 @@ class Curves:
         new_knot[1:] |= kv[1:] != kv[:-1]
         first = np.flatnonzero(new_knot)
         count = np.diff(np.append(first, len(key)))
-        self.ms = (latency_ms[first + (count - 1) // 2] + latency_ms[first + count // 2]) / 2
+        # Halved before the sum, which is exact and does not overflow.
+        self.ms = latency_ms[first + (count - 1) // 2] / 2 + latency_ms[first + count // 2] / 2
         self.kv = kv[first]
         self.key = key[new_curve]
         """int64 [c], engine * 2**32 + batch of each curve, ascending"""

@@ -14,9 +14,10 @@ towards low predictions.  Read the bias beside every MAPE.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -31,6 +32,9 @@ LOSSES, WEIGHTS, METHODS = ("rel_l2", "abs_l2", "rel_l1"), ("round", "configurat
 START = (0.08, 1.25)  # where the optax path begins: the published rule
 STEPS = 50  # of lbfgs
 HUBER = (1e-1, 1e-2, 1e-3, 1e-4)  # relative error below which |error| is smoothed, one descent each
+PLAUSIBLE = (1e-9, 1e9)
+"""What T / F may be in a fit.  No mistake of units reaches that far; beyond it one round's square is all that counts,
+and soon no float64 number any more.  Errors are told all the same: only a fit of such rounds has no meaning."""
 HALVINGS = 200  # of an interval of float64 numbers; more than it takes to arrive at two neighbours
 
 
@@ -38,12 +42,13 @@ HALVINGS = 200  # of an interval of float64 numbers; more than it takes to arriv
 class Refit:
     """The pair of smallest loss with slope >= 0 and intercept >= 0, the only pairs that a rule can have.
 
-    slope, intercept: NaN where `status` is `singular`.
+    slope, intercept: NaN where `status` is `singular` or `implausible`.
     status:     `ok`; `clipped`: the smallest loss of all lies at `unclipped`, outside, and the pair is the best one on
                 the border (slope 0, or intercept 0, which stands for one as small as you like); `singular`: rounds of
-                fewer than two draft lengths, which say nothing about a slope.
-    unclipped:  (slope, intercept) of smallest loss without constraints; NaN where singular.
-    ratio_mean: weighted mean of T / F, all that one draft length shows; NaN without rounds.
+                fewer than two draft lengths, which say nothing about a slope; `implausible`: some T / F lies outside
+                of `PLAUSIBLE`, and nothing is fitted.
+    unclipped:  (slope, intercept) of smallest loss without constraints; NaN where nothing was fitted.
+    ratio_mean: weighted mean of T / F, all that one draft length shows; NaN without rounds, and where implausible.
     value:      loss per weight at (slope, intercept): mean squared relative error (`rel_l2`), mean squared error in
                 ms^2 (`abs_l2`), mean absolute relative error (`rel_l1`; 0.02 is a MAPE of 2 %).
     rounds, configurations, depths: what was fitted; depths are the draft lengths, ascending.
@@ -69,22 +74,18 @@ class Refit:
     @property
     def fitted(self) -> bool:
         """Whether there is a pair."""
-        return self.status != "singular"
+        return self.status in ("ok", "clipped")
 
     def predict(self, scored: Scored) -> np.ndarray:
-        """float64 [n], milliseconds of every round; NaN where singular."""
+        """float64 [n], milliseconds of every round; NaN where nothing was fitted."""
         return (self.slope * scored.depth + self.intercept) * scored.reference_ms
 
     def rule(self, provenance: str, digits: int = 9) -> SpeculativeRule:
-        """The pair as a rule, to so many significant digits; OptionError (`singular`) where there is none."""
+        """The pair as a rule, to so many significant digits; OptionError (its status) where there is none."""
         from fpmjax.rule import SpeculativeRule
 
         if not self.fitted:
-            refuse_option(
-                "singular",
-                f"rounds of draft lengths {list(self.depths)} fix no slope, so there is no rule",
-                "measure two draft lengths or more",
-            )
+            refuse_unfitted(self.status, self.depths)
         slope, intercept = (Decimal(f"{x:.{digits}g}") for x in (self.slope, self.intercept))
         return SpeculativeRule(slope, intercept, provenance)
 
@@ -111,9 +112,9 @@ def refit(
     chosen("method", method, METHODS)
     check_anchors(scored, anchors)
     ratio, weight = ratio_of(scored), weight_of(scored, weights)
-    depths = np.unique(scored.depth)
+    depths, sound = np.unique(scored.depth), bool(plausible(ratio).all())
     told: dict[str, Any] = {
-        "ratio_mean": float(np.average(ratio, weights=weight)) if len(ratio) else math.nan,
+        "ratio_mean": float(np.average(ratio, weights=weight)) if sound and len(ratio) else math.nan,
         "rounds": len(ratio),
         "configurations": int((scored.count > 0).sum()),
         "depths": tuple(depths.tolist()),
@@ -122,8 +123,11 @@ def refit(
         "method": method,
         "anchors_only": scored.anchors_only,
     }
+    nothing = {"slope": math.nan, "intercept": math.nan, "unclipped": (math.nan, math.nan), "value": math.nan}
+    if not sound:
+        return Refit(**nothing, status="implausible", **told)
     if len(depths) < 2:
-        return Refit(math.nan, math.nan, "singular", (math.nan, math.nan), value=math.nan, **told)
+        return Refit(**nothing, status="singular", **told)
     v = pull(scored, loss) * weight
     steps = 0
     if method == "optax":
@@ -133,7 +137,7 @@ def refit(
     else:
         a, b = map(float, Sums.of(scored.depth, ratio, v).line())
         if not math.isfinite(a):  # the other draft lengths weigh nothing beside one
-            return Refit(math.nan, math.nan, "singular", (math.nan, math.nan), value=math.nan, **told)
+            return Refit(**nothing, status="singular", **told)
     slope, intercept = a, b
     if a < 0:
         slope, intercept = 0.0, flat(np.ones_like(ratio), ratio, v, loss)
@@ -147,7 +151,14 @@ def refit(
 
 def ratio_of(scored: Scored) -> np.ndarray:
     """float64 [n], r = T / F."""
-    return scored.measured_ms / scored.reference_ms
+    with np.errstate(over="ignore", under="ignore"):
+        return scored.measured_ms / scored.reference_ms
+
+
+def plausible(ratio: np.ndarray) -> np.ndarray:
+    """bool [n], which T / F can be fitted."""
+    low, high = PLAUSIBLE
+    return (ratio >= low) & (ratio <= high)
 
 
 def weight_of(scored: Scored, weights: str) -> np.ndarray:
@@ -157,10 +168,11 @@ def weight_of(scored: Scored, weights: str) -> np.ndarray:
 
 def pull(scored: Scored, loss: str) -> np.ndarray:
     """float64 [n]: what turns a distance of the ratio (its square, but for `rel_l1`) into the loss."""
-    if loss == "abs_l2":
-        return scored.reference_ms * scored.reference_ms
-    y = scored.reference_ms / scored.measured_ms
-    return y if loss == "rel_l1" else y * y
+    with np.errstate(over="ignore", under="ignore"):
+        if loss == "abs_l2":
+            return scored.reference_ms * scored.reference_ms
+        y = scored.reference_ms / scored.measured_ms
+        return y if loss == "rel_l1" else y * y
 
 
 class Sums(NamedTuple):
@@ -265,6 +277,19 @@ def descend(depth: np.ndarray, ratio: np.ndarray, v: np.ndarray, loss: str) -> t
 
     scale = float(v.sum() if loss == "rel_l1" else np.sum(v * ratio * ratio))  # losses of size one, whatever the unit
     return minimum(depth, ratio, v / scale, START, HUBER if loss == "rel_l1" else None, STEPS)
+
+
+def refuse_unfitted(status: str, depths: Sequence[int]) -> NoReturn:
+    """OptionError, the status as its code: why a fit of these draft lengths has no pair."""
+    if status == "implausible":
+        low, high = PLAUSIBLE
+        what = f"some T / F lies outside of {low:g}..{high:g}, so nothing was fitted"
+        refuse_option(status, what, "mend the latencies that the diagnosis names, or mark their rows invalid")
+    refuse_option(
+        status,
+        f"rounds of one draft length or none ({', '.join(map(str, depths))}) fix no slope",
+        "measure two draft lengths or more",
+    )
 
 
 def chosen(code: str, value: Any, allowed: tuple[str, ...]) -> None:

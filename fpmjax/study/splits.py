@@ -2,6 +2,7 @@
 
 repetition       fitted on the earlier repetition, scored on the later one
 gpu              every GPU in turn
+tp               every tensor-parallel size in turn; cells and strata pool them
 model + method   every pair in turn; a refit per group has seen nothing of it then
 draft_length     every depth in turn; the deepest is extrapolation
 initial_context  every context in turn
@@ -17,7 +18,7 @@ import numpy as np
 from fpmjax.study.reading import group_name
 from fpmjax.study.refit import refit
 from fpmjax.study.scored import Config
-from fpmjax.study.statistics import by_config, errors
+from fpmjax.study.statistics import by_config, errors, finite, quiet
 
 if TYPE_CHECKING:
     from fpmjax.rule import SpeculativeRule
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 # Split -> what configurations are told apart by, and how the part held out is called.
 LEAVE_OUT: dict[str, tuple[Callable[[Config], Any], Callable[[Any], str]]] = {
     "gpu": (lambda c: c.gpu, str),
+    "tp": (lambda c: c.tp, lambda n: f"TP{n}"),
     "model + method": (lambda c: group_name(c._asdict()), str),
     "draft_length": (lambda c: c.draft_length, lambda d: f"d = {d}"),
     "initial_context": (lambda c: c.initial_context, lambda n: f"{n:,} tokens"),
@@ -104,9 +106,10 @@ def per_group(seen: Scored, held: Scored, options: dict[str, Any]) -> dict[str, 
     return {"fits": fits} | of(held, predicted)
 
 
-def of(held: Scored, predicted: np.ndarray) -> dict[str, float]:
+def of(held: Scored, predicted: np.ndarray) -> dict[str, float | None]:
     """Both MAPEs and both biases, in percent."""
     found = errors(predicted, held.measured_ms)
-    mape, bias = (float(x[held.count > 0].mean()) for x in by_config(held, predicted))
+    with quiet():
+        mape, bias = (finite(x[held.count > 0].mean()) for x in by_config(held, predicted))
     rounds = {name: found[name] for name in ("round_weighted_mape", "round_weighted_bias")}
     return rounds | {"equal_config_mape": mape, "equal_config_bias": bias}

@@ -10,6 +10,7 @@ under-prediction, so a mean of them belongs beside its bias.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -22,20 +23,36 @@ TIED = 1e-9  # configurations that differ by less, relatively, differ by roundin
 
 
 def errors(predicted: Any, measured: Any) -> dict[str, Any]:
-    """Of two float64 [n], one vote per entry; None in place of every number where n is 0."""
+    """Of two float64 [n], one vote per entry; None in place of every number where n is 0, and of one beyond float64."""
     p, t = np.asarray(predicted, np.float64), np.asarray(measured, np.float64)
     if not len(t):
         return {"rounds": 0, **dict.fromkeys(ROUND_STATISTICS)}
-    signed = 100.0 * (p - t) / t
+    signed = percent(p, t)
     ape = np.abs(signed)
-    return {
-        "rounds": len(t),
-        "round_weighted_mape": float(ape.mean()),
-        "round_weighted_bias": float(signed.mean()),
-        "wape": float(100.0 * np.abs(p - t).sum() / t.sum()),
-        "p90_round_ape": float(np.percentile(ape, PERCENTILE)),
-        "max_round_ape": float(ape.max()),
-    }
+    with quiet():
+        return {"rounds": len(t)} | {
+            "round_weighted_mape": finite(ape.mean()),
+            "round_weighted_bias": finite(signed.mean()),
+            "wape": finite(100.0 * (np.abs(p - t).sum() / t.sum())),
+            "p90_round_ape": finite(np.percentile(ape, PERCENTILE)),
+            "max_round_ape": finite(ape.max()),
+        }
+
+
+def quiet() -> np.errstate:
+    """Where what is not finite is told as None, and needs no warning."""
+    return np.errstate(over="ignore", invalid="ignore", divide="ignore")
+
+
+def percent(predicted: np.ndarray, measured: np.ndarray) -> np.ndarray:
+    """float64 [n], signed errors; infinite where a measured latency is too small to divide by."""
+    with np.errstate(over="ignore"):
+        return 100.0 * ((predicted - measured) / measured)
+
+
+def finite(value: Any) -> float | None:
+    """A number of a document: None where latencies that none can be left no finite one; a diagnosis names them."""
+    return float(value) if math.isfinite(value) else None
 
 
 ROUND_STATISTICS = ("round_weighted_mape", "round_weighted_bias", "wape", "p90_round_ape", "max_round_ape")
@@ -43,8 +60,8 @@ ROUND_STATISTICS = ("round_weighted_mape", "round_weighted_bias", "wape", "p90_r
 
 def by_config(scored: Scored, predicted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(config_mape, config_bias), float64 [configs]; NaN without a scored round."""
-    signed = 100.0 * (predicted - scored.measured_ms) / scored.measured_ms
-    with np.errstate(invalid="ignore"):
+    signed = percent(predicted, scored.measured_ms)
+    with np.errstate(invalid="ignore", over="ignore"):
         return tuple(  # pyright: ignore[reportReturnType]
             np.bincount(scored.config, x, len(scored.configs)) / scored.count for x in (np.abs(signed), signed)
         )
@@ -61,17 +78,20 @@ def statistics(scored: Scored, predicted: np.ndarray) -> dict[str, Any]:
     document |= errors(predicted, scored.measured_ms)
     if not some.any():
         return document | dict.fromkeys(("equal_config_mape", "equal_config_bias", "p90_config_mape", "worst_config"))
+    with quiet():
+        means = [finite(x) for x in (mape[some].mean(), bias[some].mean(), np.percentile(mape[some], PERCENTILE))]
     worst = int(np.argmax(mape >= np.nanmax(mape) * (1 - TIED)))  # the first: configurations are sorted
     return document | {
-        "equal_config_mape": float(mape[some].mean()),
-        "equal_config_bias": float(bias[some].mean()),
-        "p90_config_mape": float(np.percentile(mape[some], PERCENTILE)),
-        "worst_config": {"config_mape": float(mape[worst]), **scored.configs[worst]._asdict()},
+        **dict(zip(("equal_config_mape", "equal_config_bias", "p90_config_mape"), means, strict=True)),
+        "worst_config": {"config_mape": finite(mape[worst]), **scored.configs[worst]._asdict()},
     }
 
 
 def cells(scored: Scored, predicted: np.ndarray) -> list[dict[str, Any]]:
-    """One row per (gpu, model, method, draft_length), sorted; None where nothing was scored."""
+    """One row per (gpu, model, method, draft_length), sorted; None where nothing was scored.
+
+    tensor_parallel_sizes: those that the cell pools, for they are no part of its key.
+    """
     mape, bias = by_config(scored, predicted)
     rows = []
     round_cell = scored.cells[scored.config]
@@ -80,15 +100,15 @@ def cells(scored: Scored, predicted: np.ndarray) -> list[dict[str, Any]]:
         some = here & (scored.count > 0)
         rounds = round_cell == i
         found = errors(predicted[rounds], scored.measured_ms[rounds])
+        with quiet():
+            means = [finite(x[some].mean()) if some.any() else None for x in (mape, bias)]
         rows.append(
             {"gpu": gpu, "model": model, "method": method, "draft_length": depth}
+            | {"tensor_parallel_sizes": sorted({scored.configs[c].tp for c in np.flatnonzero(here)})}
             | marks(scored, here)
             | counts(scored, np.flatnonzero(here))
             | {f"cell_{name}": found[name] for name in ROUND_STATISTICS}
-            | {
-                "cell_equal_config_mape": float(mape[some].mean()) if some.any() else None,
-                "cell_equal_config_bias": float(bias[some].mean()) if some.any() else None,
-            }
+            | {"cell_equal_config_mape": means[0], "cell_equal_config_bias": means[1]}
         )
     return rows
 
@@ -99,13 +119,14 @@ def configurations(scored: Scored, predicted: np.ndarray) -> list[dict[str, Any]
     config_ratio_median: the median of T / F over its rounds.
     """
     mape, bias = by_config(scored, predicted)
-    ratio = medians(scored.measured_ms / scored.reference_ms, scored.config, scored.count)
+    with quiet():
+        ratio = medians(scored.measured_ms / scored.reference_ms, scored.config, scored.count)
     lean, partly = thin(scored), partial(scored)
     each = zip(mape.tolist(), bias.tolist(), ratio.tolist(), strict=True)
     rows = []
     for i, (config, numbers) in enumerate(zip(scored.configs, each, strict=True)):
         names = ("config_mape", "config_bias", "config_ratio_median")
-        found = {name: x if scored.count[i] else None for name, x in zip(names, numbers, strict=True)}
+        found = {name: finite(x) if scored.count[i] else None for name, x in zip(names, numbers, strict=True)}
         flags = {"thin": bool(lean[i]), "partial": bool(partly[i])}
         rows.append(config._asdict() | counts(scored, np.array([i])) | found | flags)
     return rows
@@ -148,5 +169,6 @@ def medians(values: np.ndarray, group: np.ndarray, count: np.ndarray) -> np.ndar
     """float64 [groups], the median of the values [n] of each group, NaN for an empty one; count: of each group."""
     ordered = np.append(values[np.lexsort((values, group))], np.nan)
     start = np.append(0, np.cumsum(count))[:-1]
-    middle = (ordered[np.minimum(start + (count - 1) // 2, len(values))] + ordered[start + count // 2]) / 2
+    # Halved before the sum, which is exact and does not overflow.
+    middle = ordered[np.minimum(start + (count - 1) // 2, len(values))] / 2 + ordered[start + count // 2] / 2
     return np.where(count > 0, middle, np.nan)
