@@ -6,7 +6,6 @@ import hashlib
 import math
 import os
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ import numpy as np
 from fpmjax.errors import OptionError
 from fpmjax.rule import SpeculativeRule
 from fpmjax.study.exclude import exclude
-from fpmjax.study.read import Study
+from fpmjax.study.read import IN_MEMORY, Study
 from fpmjax.study.reading import POOLED, group_name
 from fpmjax.study.refit import LOSSES, WEIGHTS, refit
 from fpmjax.study.scored import Scored, score
@@ -24,30 +23,24 @@ DIGITS = 9  # significant ones of every number: the last bits differ between mac
 SCOPE = ("study_id", "gpu", "tp", "dtype", "framework", "framework_version", "model", "method", "attention_backend")
 SCOPE += ("timing_scope", "topk")
 BINS = 20  # at most, of (d+1)B and of K
-SUFFIXES = (".csv.gz", ".csv", ".parquet")
 
 
 def data_name(study: Study) -> str:
     """Name of the rounds' file in the folder."""
-    return f"data/{Path(study.path).name if study.path else 'study.parquet'}"
+    return f"data/{study.label if study.path else IN_MEMORY}"
 
 
 def kept_files(study: Study) -> dict[str, bytes]:
-    """Name in the folder -> bytes: the study's file as it is, or a table as Parquet; and its sidecar."""
-    if study.path is None:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
+    """Name in the folder -> bytes: the study's file as it was read, or a table as Parquet; and its sidecar."""
+    files = {f"data/{name}": data for name, data in study.kept.items()}
+    if study.path is not None:
+        return files
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
-        out = pa.BufferOutputStream()
-        pq.write_table(study.table(), out)
-        return {data_name(study): out.getvalue().to_pybytes()}
-    path = Path(study.path)
-    files = {data_name(study): path.read_bytes()}
-    suffix = next(end for end in SUFFIXES if path.name.lower().endswith(end))
-    beside = path.with_name(path.name[: -len(suffix)] + ".json")
-    if study.sidecar and beside.exists():
-        files[f"data/{beside.name}"] = beside.read_bytes()
-    return files
+    out = pa.BufferOutputStream()
+    pq.write_table(study.table(), out)
+    return {data_name(study): out.getvalue().to_pybytes()} | files
 
 
 def inputs_of(study: Study, files: Mapping[str, bytes]) -> list[dict[str, Any]]:
@@ -56,6 +49,8 @@ def inputs_of(study: Study, files: Mapping[str, bytes]) -> list[dict[str, Any]]:
         {"file": name, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in files.items()
     ]
     found[0] |= {"rows": study.rows, "content_sha256": study.content()}
+    if study.ignored:
+        found[0]["ignored_columns"] = list(study.ignored)
     if study.sidecar:
         found[0]["sidecar"] = dict(study.sidecar)
     return found

@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 import difflib
-import gzip
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from fpmjax import strict_json
-from fpmjax.errors import FpmError, refuse_option
+from fpmjax.errors import refuse_option
 from fpmjax.metrics import show
 from fpmjax.study.columns import BY_NAME, COLUMNS, PRIMARY_KEY
 from fpmjax.study.findings import Findings
 from fpmjax.study.rules import check_engines, check_rows, missing_hint
+from fpmjax.study.sidecar import read_sidecar, sidecar_name
+from fpmjax.study.source import Source, open_source, place_of
 from fpmjax.study.values import Values, absent, textual, typed
 
-FILES = (".parquet", ".csv", ".csv.gz")
-SIDECAR_VERSION = 1
-BYTE_ORDER_MARKS = (b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")
-MISSPELT = 0.85  # likeness from which a column that is not known is taken for one that is missing
+IN_MEMORY = "study.parquet"  # name of a table's file in a folder
+MISSPELT = 0.8  # likeness from which a column that is not known is taken for one that is missing
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +44,10 @@ class Study:
     sidecar: Mapping[str, Any] = field(default_factory=dict)
     lines: np.ndarray | None = None
     """int64 [rows], the line of every row in a CSV."""
+    ignored: tuple[str, ...] = ()
+    """Columns of the file that no study has."""
+    kept: Mapping[str, bytes] = field(default_factory=dict)
+    """Name -> the bytes that were read: the file, and its sidecar under the name that is found beside the file."""
     anchors: bool = False
     """Read with `anchors=True`: `total_kv_tokens` and `initial_context` may be -1."""
 
@@ -95,18 +96,6 @@ class Study:
         return found.hexdigest()
 
 
-@dataclass(frozen=True, eq=False)
-class Source:
-    """What is to be read: columns of text (CSV) or of Arrow's types."""
-
-    label: str
-    table: pa.Table
-    digest: str | None = None
-    path: str | None = None
-    lines: np.ndarray | None = None
-    text: bool = False
-
-
 def read_study(source: Any, *, sidecar: str | os.PathLike[str] | None = None, anchors: bool = False) -> Study:
     """Load and check a study; nothing is converted, averaged or dropped.
 
@@ -117,8 +106,10 @@ def read_study(source: Any, *, sidecar: str | os.PathLike[str] | None = None, an
       -1.  Rows without KV are scored with the reference `interpolated_batch` only.
 
     Raises OptionError: `study_file` (cannot be read), `study_columns` (missing, twice, of another type), `study_rows`
-    (rows that break a rule, each named), `study_mixed` (two clocks, two engines), `study_sidecar`.
+    (rows that break a rule, each named), `study_mixed` (two clocks, two engines), `study_sidecar`, `study_anchors`.
     """
+    if not isinstance(anchors, bool):
+        refuse_option("study_anchors", f"anchors is {show(anchors)}", "True or False")
     read = open_source(source)
     label = read.label
     columns = read_columns(read)
@@ -139,17 +130,29 @@ def read_study(source: Any, *, sidecar: str | os.PathLike[str] | None = None, an
         label=label,
         path=read.path,
         lines=read.lines,
+        ignored=tuple(name for name in read.table.column_names if name not in BY_NAME),
         anchors=anchors,
     )
     study = study if read.digest else replace(study, digest=study.content())
-    return replace(study, sidecar=read_sidecar(study, sidecar))
-
-
-def place_of(lines: np.ndarray | None, row: int) -> str:
-    return f"row {row + 1}" if lines is None else f"line {lines[row]} (row {row + 1})"
+    note, content = read_sidecar(study, sidecar)
+    kept = {label: read.content} if read.path else {}
+    if content is not None:
+        kept[sidecar_name(label if read.path else IN_MEMORY)] = content
+    return replace(study, sidecar=note, kept=kept)
 
 
 # --- columns -----------------------------------------------------------------------------------------------
+
+
+def meant(name: str, missing: Sequence[str]) -> str | None:
+    """The column that a name misspells: one in another case, or a missing one that is much like it or abbreviated."""
+    plain = name.strip().lower().replace(" ", "_").replace("-", "_")
+    if plain in BY_NAME:
+        return plain
+    for one in missing:
+        if min(len(plain), len(one)) > 2 and (plain.startswith(one) or one.startswith(plain)):
+            return one
+    return next(iter(difflib.get_close_matches(plain, missing, 1, MISSPELT)), None)
 
 
 def read_columns(read: Source) -> dict[str, Values]:
@@ -159,12 +162,11 @@ def read_columns(read: Source) -> dict[str, Values]:
         refuse_option("study_columns", f"{read.label}: column {twice[0]!r} occurs twice", "keep one of them")
     missing = [column for column in COLUMNS if column.name not in have]
     unknown = [name for name in have if name not in BY_NAME]
-    for column in missing:
-        close = difflib.get_close_matches(column.name, unknown, 1, MISSPELT)
-        if close:
-            refuse_option(
-                "study_columns", f"{read.label}: column {close[0]!r} is unknown", f"did you mean {column.name}?"
-            )
+    for name in unknown:
+        if close := meant(name, [column.name for column in missing]):
+            hint = f"did you mean {close}? What is something else has a name of its own"
+            hint = f"column {close} is there too: keep one of them" if close in have else hint
+            refuse_option("study_columns", f"{read.label}: column {show(name)} is unknown", hint)
     if names := [column.name for column in missing if column.required]:
         hint = missing_hint(names[0])
         close = difflib.get_close_matches(names[0], unknown, 1, 0.5)
@@ -189,143 +191,3 @@ def read_columns(read: Source) -> dict[str, Values]:
             "counts are integers, not floats, booleans or text; a data frame's nulls make floats of them",
         )
     return columns
-
-
-# --- sources -----------------------------------------------------------------------------------------------
-
-
-def open_source(source: Any) -> Source:
-    if isinstance(source, pa.Table):
-        return Source("the table", source)
-    if hasattr(source, "__arrow_c_stream__"):
-        try:
-            return Source("the data frame", pa.table(source))
-        except (pa.ArrowException, TypeError, ValueError) as error:
-            hint = "a column of a data frame holds one type; mixed integers, floats and text are none"
-            refuse_option("study_columns", f"the data frame is refused: {first_line(error)}", hint)
-    try:
-        path = os.fspath(source)
-    except TypeError:
-        path = None
-    if not isinstance(path, str) or not path.lower().endswith(FILES):
-        given = show(path) if isinstance(path, str) else f"of type {type(source).__name__}"
-        refuse_option("study_file", f"the study is {given}", "name a .parquet, .csv or .csv.gz file, or pass a table")
-    label = os.path.basename(path)
-    try:
-        content = Path(path).read_bytes()
-        digest = hashlib.sha256(content).hexdigest()
-        if path.lower().endswith(".parquet"):
-            import pyarrow.parquet as pq
-
-            return Source(label, pq.ParquetFile(pa.BufferReader(content)).read(), digest, path)
-        text = gzip.decompress(content) if path.lower().endswith(".gz") else content
-        table, lines = read_csv(label, text)
-    except FpmError:
-        raise
-    except (pa.ArrowException, OSError, EOFError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or first_line(error)
-        refuse_option("study_file", f"{path} cannot be read: {reason}", f"a study ends in {', '.join(FILES)}")
-    return Source(label, table, digest, path, lines, text=True)
-
-
-def read_csv(label: str, content: bytes) -> tuple[pa.Table, np.ndarray | None]:
-    """(dictionaries of text, the line of every row).  Blank lines are left out; fields stay as they stand."""
-    import pyarrow.csv as pacsv
-
-    if content.startswith(BYTE_ORDER_MARKS):
-        refuse_option(
-            "study_file", f"{label}, line 1 starts with a byte order mark (BOM)", "save it as UTF-8 without a BOM"
-        )
-    torn: list[tuple[int, int, int]] = []
-
-    def tear(row: Any) -> str:
-        torn.append((row.number, row.actual_columns, row.expected_columns))
-        return "skip"
-
-    parse = pacsv.ParseOptions(ignore_empty_lines=False, invalid_row_handler=tear, newlines_in_values=True)
-    read = pacsv.ReadOptions(use_threads=False, block_size=1 << 24)
-    with pacsv.open_csv(pa.BufferReader(content), read_options=read, parse_options=parse) as opened:
-        names = opened.schema.names
-    torn.clear()
-    known = [name for name in names if name in BY_NAME]
-    convert = pacsv.ConvertOptions(
-        column_types=dict.fromkeys(known, pa.dictionary(pa.int32(), pa.string())),
-        include_columns=list(dict.fromkeys(known)),
-        strings_can_be_null=False,
-    )
-    table = pacsv.read_csv(pa.BufferReader(content), read_options=read, parse_options=parse, convert_options=convert)
-    if torn:
-        line, got, wanted = torn[0]
-        refuse_option(
-            "study_rows",
-            f"{label}, line {line} has {got} fields under {wanted} column names"
-            + (f" (so have {len(torn) - 1:,} more lines)" if len(torn) > 1 else ""),
-            "one field per column; quote text that holds commas",
-        )
-    if twice := [name for name in names if names.count(name) > 1]:
-        refuse_option("study_columns", f"{label}: column {twice[0]!r} occurs twice", "keep one of them")
-    blank = blank_rows(table)
-    lines = np.arange(2, table.num_rows + 2)
-    whole = content.count(b"\n") + (not content.endswith(b"\n")) == table.num_rows + 1
-    for name in (name for name in names if name not in BY_NAME):
-        table = table.append_column(name, pa.nulls(table.num_rows))
-    if blank.any():
-        table, lines = table.filter(pa.array(~blank)), lines[~blank]
-    return table, lines if whole else None
-
-
-def blank_rows(table: pa.Table) -> np.ndarray:
-    """bool [rows]: nothing in any column."""
-    blank = np.ones(table.num_rows, bool)
-    for column in table.columns:
-        if not blank.any():
-            break
-        at = 0
-        for chunk in column.chunks:
-            words = np.array([word == "" for word in chunk.dictionary.to_pylist()] or [True], bool)
-            blank[at : at + len(chunk)] &= words[chunk.indices.to_numpy()]
-            at += len(chunk)
-    return blank
-
-
-def first_line(error: BaseException) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0][:200]
-
-
-# --- the sidecar -------------------------------------------------------------------------------------------
-
-
-def read_sidecar(study: Study, name: str | os.PathLike[str] | None) -> dict[str, Any]:
-    """The JSON beside a study, which has to describe this file and no other."""
-    if name is None:
-        if study.path is None:
-            return {}
-        stem = next(
-            study.path[: -len(end)] for end in (".csv.gz", ".csv", ".parquet") if study.path.lower().endswith(end)
-        )
-        if not os.path.exists(name := f"{stem}.json"):
-            return {}
-    label = os.path.basename(os.fspath(name))
-    try:
-        note = strict_json.decode(Path(name).read_bytes())
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or first_line(error)
-        refuse_option("study_sidecar", f"{label} cannot be read: {reason}", "the sidecar is a JSON object")
-    if not isinstance(note, dict):
-        refuse_option("study_sidecar", f"{label} holds {type(note).__name__}", "the sidecar is a JSON object")
-    if note.get("schema_version", SIDECAR_VERSION) != SIDECAR_VERSION:
-        version = show(note["schema_version"])
-        refuse_option("study_sidecar", f"{label} has schema_version {version}", f"this package reads {SIDECAR_VERSION}")
-    if note.get("sha256", study.digest) != study.digest:
-        refuse_option(
-            "study_sidecar",
-            f"{label} describes a file of sha256 {show(note['sha256'])}, but {study.label} has {study.digest}",
-            "the table was changed after its sidecar was written: write the sidecar again",
-        )
-    counts = {"sd": int(study.sd.sum()), "stp": int((~study.sd).sum())}
-    said = note.get("rows", {})
-    if not isinstance(said, dict) or any(said.get(kind, n) != n for kind, n in counts.items()):
-        refuse_option(
-            "study_sidecar", f"{label} counts rows {show(said)}, but {study.label} has {counts}", "count again"
-        )
-    return note
