@@ -35,6 +35,8 @@ examples:
   fpmjax estimate embedded --select tp=1 --batch 1,4,8 --kv-per-request 4096 --draft-length 1:4
   fpmjax calibrate --template study.csv
   fpmjax COMMAND --help
+
+in the repository: notebooks/ (five questions, ten minutes each) and calibration/ (how far answers can be trusted)
 """
 
 
