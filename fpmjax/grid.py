@@ -16,17 +16,19 @@ from fpmjax.metrics import U32_MAX, holds_masked, show
 from fpmjax.work import Work
 
 DECODE, PREFILL, DRAFT = "decode_requests", "prefill_requests", "draft_length"
-# Axis: the axis that it needs beside it, and the ones that say the same otherwise.
-AXES: dict[str, tuple[str | None, tuple[str, ...]]] = {
-    DECODE: (None, ()),
-    "decode_kv": (DECODE, ("kv_per_request",)),
-    "kv_per_request": (DECODE, ("decode_kv",)),
-    PREFILL: (None, ()),
-    "prefill_tokens": (PREFILL, ("tokens_per_request",)),
-    "tokens_per_request": (PREFILL, ("prefill_tokens",)),
-    "prefill_kv": (PREFILL, ()),
-    DRAFT: (DECODE, ()),
+# Axis: those of which it needs one beside it, and the ones that say the same otherwise.
+AXES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    DECODE: (("decode_kv", "kv_per_request"), ()),
+    "decode_kv": ((DECODE,), ("kv_per_request",)),
+    "kv_per_request": ((DECODE,), ("decode_kv",)),
+    PREFILL: (("prefill_tokens", "tokens_per_request"), ()),
+    "prefill_tokens": ((PREFILL,), ("tokens_per_request",)),
+    "tokens_per_request": ((PREFILL,), ("prefill_tokens",)),
+    "prefill_kv": ((PREFILL,), ()),
+    DRAFT: ((DECODE,), ()),
 }
+ALONE = (DECODE, PREFILL, DRAFT)  # which need nothing beside them where they are 0 throughout
+HOW_MANY = "as many as are meant; 0 is none"
 MODEL = "model"
 MOST = 2**53  # cells; positions stay exact in every number type on the way
 LONGEST = 2**28  # values of one axis: what memory holds
@@ -37,15 +39,15 @@ def grid(**axes: Any) -> Grid:
     """Every combination of the axes, the last one running fastest.
 
     decode_requests, and with it decode_kv (KV tokens of all requests together) or kv_per_request;
-    prefill_requests, and with it prefill_tokens or tokens_per_request, and prefill_kv;
+    prefill_requests, and with it prefill_tokens or tokens_per_request, and where there is any prefill_kv;
     draft_length, 0 being ordinary decoding; model: several models, each asked everything.
 
     An axis is an integer, or integers in a list, range or array; its order and repetitions are kept.  All of it is the
     work of one rank.
 
     Raises OptionError (code: the axis) for an unknown axis, one without values, values that are no integers of
-    0 .. 2**32 - 1 or too many to hold, axes that contradict each other or lack the one they belong to, and more than
-    2**53 cells.
+    0 .. 2**32 - 1 or too many to hold, axes that contradict each other or lack one that belongs to them, and more
+    than 2**53 cells.
     """
     models = as_models(axes[MODEL]) if MODEL in axes else None
     values = {name: np.arange(len(models or ())) if name == MODEL else as_axis(name, x) for name, x in axes.items()}
@@ -55,8 +57,8 @@ def grid(**axes: Any) -> Grid:
         )
     for name in (name for name in values if name != MODEL):
         needs, others = AXES[name]
-        if needs and needs not in values and (name != DRAFT or values[name].any()):
-            refuse_option(name, f"{name} needs {needs} beside it", f"add {needs}=1, or as many as are meant")
+        if values.keys().isdisjoint(needs) and (name not in ALONE or values[name].any()):
+            refuse_option(name, f"{name} needs {' or '.join(needs)} beside it", f"add {needs[0]}=1, or {HOW_MANY}")
         for other in others:
             if other in values:
                 refuse_option(name, f"{name} and {other} say the same twice", "give one of them")
@@ -152,7 +154,7 @@ def as_axis(name: str, value: Any) -> np.ndarray:
         refuse_option(name, f"{name} has no values", "give at least one")
     most = LARGEST.get(name, U32_MAX)
     if low < 0 or high > most:
-        refuse_option(name, f"{name} reaches {low if low < 0 else high}", f"values lie from 0 to {most}")
+        refuse_option(name, f"{name} reaches {show(low if low < 0 else high)}", f"values lie from 0 to {most}")
     if len(found) > LONGEST:
         refuse_option(name, f"{name} has {len(found):,} values, more than {LONGEST:,}", "make the axis coarser")
     if isinstance(found, range):

@@ -2,17 +2,21 @@
 
 Columns are the axes of a grid (`decode_requests` with `decode_kv` or `kv_per_request`, `prefill_requests`,
 `prefill_tokens` or `tokens_per_request`, `prefill_kv`, `draft_length`) or the names that observations and engines use
-for them.  A draft length of 0 or null is ordinary decoding.  Every other column is carried through.
+for them; requests and their tokens need each other.  A draft length of 0 or null is ordinary decoding.  Every other
+column is carried through, from CSV as the text that stands there; one that is nearly called like an input that the
+table lacks is refused, for nobody means that input to be 0 then.
 
 Counts and draft lengths are integers, plain or as a dictionary, or floats that hold whole numbers below 2**53, as data
 frames and CSV have them where a value is missing; NaN is such a missing one.
 
-A row that holds no count where one belongs is no reason to stop: it is kept, and is refused with what is wrong with it.
+A row that cannot be asked is no reason to stop: it is kept, refused, and `fault` says what is wrong with it.  A field
+of CSV that holds no count is null in its own column, and stands in `fault` as it was written.
 """
 
 from __future__ import annotations
 
 import csv
+import difflib
 import gzip
 import hashlib
 import os
@@ -25,7 +29,7 @@ import numpy as np
 import pyarrow as pa
 
 from fpmjax.errors import refuse_option
-from fpmjax.grid import AXES, DRAFT
+from fpmjax.grid import AXES, DECODE, DRAFT, LARGEST, PREFILL
 from fpmjax.metrics import U32_MAX, show
 from fpmjax.observe.columns import CSV, NAMES
 from fpmjax.query_source import Piece, phases_of, work_of
@@ -34,6 +38,9 @@ from fpmjax.result_columns import COLUMNS, FAULT, MODEL
 # Name of a column -> the axis that it is.
 MEANING = {name: axis for axis in AXES for name in NAMES.get(axis, (axis,))}
 TAKEN = {*COLUMNS, MODEL, FAULT}
+OTHERS = TAKEN.union(*NAMES.values()) - MEANING.keys()  # names with a meaning of their own
+NEAR = 0.82  # how like a name has to be to be a misspelt one: `draft_len`, `kv_per_req`, but not `decode_kv_var`
+SUMS = {"decode_kv": DECODE, "prefill_tokens": PREFILL, "prefill_kv": PREFILL}
 RENAMED = "input_"  # before the name of a carried column that the result itself has
 LARGEST_DRAFT = 2**63 - 1
 EXACT = 2**53  # every integer below is a float64 of its own
@@ -127,7 +134,18 @@ class TableQueries:
             for i in np.flatnonzero(wrong & ~bad).tolist():
                 faults[i] = f"{place(begin + i)}: {told(name, flat[name][i].as_py(), axis)}"
             bad |= wrong
+        for axis, requests in SUMS.items():
+            if axis not in counts:
+                continue
+            wrong = (counts[axis] > 0) & (counts[requests] == 0) & ~bad
+            for i in np.flatnonzero(wrong).tolist():
+                faults[i] = f"{place(begin + i)}: {self.columns[axis]} is {counts[axis][i]} without any {requests}"
+            bad |= wrong
         depth = counts.pop(DRAFT, None)
+        if depth is not None:  # such rows are asked, and refused by the rule
+            for i in np.flatnonzero(((depth < 0) | (depth > LARGEST[DRAFT])) & ~bad).tolist():
+                name = self.columns[DRAFT]
+                faults[i] = f"{place(begin + i)}: {told(name, flat[name][i].as_py(), DRAFT)}"
         if bad.any():
             counts = {name: np.where(bad, 0, x) for name, x in counts.items()}
         work, over = work_of(counts, n)
@@ -135,7 +153,7 @@ class TableQueries:
             faults[i] = f"{place(begin + i)}: a total of tokens exceeds {U32_MAX}"
         refused = bad if over is None else bad | over
         inputs = {self.renamed(name): x for name, x in flat.items()}
-        return Piece(inputs, work, depth, None, refused if faults else None, faults)
+        return Piece(inputs, work, depth, None, refused if refused.any() else None, faults)
 
     def digest(self) -> str:
         """Of the file as it stands, or of the columns of a table in memory."""
@@ -160,15 +178,17 @@ def meanings(label: str, names: list[str]) -> dict[str, str]:
     """Axis -> the column that holds it."""
     found: dict[str, str] = {}
     for name in names:
-        if (axis := MEANING.get(name)) is None:
+        if (axis := MEANING.get(name.strip())) is None:
             continue
         if axis in found:
             refuse_option("columns", f"{label}: {found[axis]!r} and {name!r} are the same quantity", "keep one of them")
         found[axis] = name
     for axis in found:
         needs, others = AXES[axis]
-        if needs and needs not in found and axis != DRAFT:
-            refuse_option("columns", f"{label}: column {found[axis]!r} needs a column {needs} beside it", HINT)
+        if found.keys().isdisjoint(needs) and axis != DRAFT:
+            near = [f"is {name!r} meant as {like}?  rename it" for name in names if (like := resembled(name)) in needs]
+            what = f"{label}: column {found[axis]!r} needs a column {' or '.join(needs)} beside it"
+            refuse_option("columns", what, near[0] if near else HINT)
         for other in others:
             if other in found:
                 refuse_option(
@@ -177,7 +197,21 @@ def meanings(label: str, names: list[str]) -> dict[str, str]:
     if not found.keys() & {"decode_requests", "prefill_requests"}:
         shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
         refuse_option("columns", f"{label} has no column that says what is asked (found: {shown[:200]})", HINT)
+    for name in names:
+        like = resembled(name)
+        if like is not None and found.keys().isdisjoint((like, *AXES[like][1])):
+            what = f"{label}: column {show(name)} is no input, but looks like {like}, which is not there"
+            refuse_option("columns", what, f"rename it to {like}, or, where it is something else, to another name")
     return found
+
+
+def resembled(name: str) -> str | None:
+    """The axis that a column is nearly called like; None where it is one, or has a meaning of its own."""
+    plain = re.sub(r"[\W_]+", "_", name).strip("_").lower()
+    if name.strip() in MEANING or plain in OTHERS:
+        return None
+    near = difflib.get_close_matches(plain, MEANING, 1, NEAR)
+    return MEANING[near[0]] if near else None
 
 
 def check_type(label: str, name: str, kind: pa.DataType, axis: str) -> None:
@@ -219,8 +253,8 @@ def counted_whole(values: np.ndarray, missing: np.ndarray, drafts: bool) -> tupl
 
 def told(name: str, value: Any, axis: str) -> str:
     what = "empty" if value is None else show(value)
-    whole = "a draft length is a whole number" if axis == DRAFT else f"a count is a whole number from 0 to {U32_MAX}"
-    return f"{name} is {what}, but {whole}"
+    kind = "a draft length" if axis == DRAFT else "a count"
+    return f"{name} is {what}, but {kind} is a whole number from 0 to {LARGEST.get(axis, U32_MAX)}"
 
 
 def flattened(column: pa.ChunkedArray) -> pa.Array:
@@ -262,11 +296,11 @@ def at_once(label: str, kind: pa.DataType) -> pa.Table | None:
     try:
         with pa.input_stream(label, compression="detect") as stream:
             names = pacsv.open_csv(stream).schema.names
-        counts = [name for name in names if name in MEANING]
-        options = pacsv.ConvertOptions(
-            column_types=dict.fromkeys(counts, kind), null_values=[""], strings_can_be_null=True
-        )
-        table = pacsv.read_csv(label, convert_options=options)
+        types = {name: kind if name.strip() in MEANING else pa.string() for name in names}
+        options = pacsv.ConvertOptions(column_types=types, null_values=[""], strings_can_be_null=True)
+        lines = pacsv.ParseOptions(ignore_empty_lines=False)  # they would shift the lines after them
+        table = pacsv.read_csv(label, parse_options=lines, convert_options=options)
+        table = table.rename_columns([name.strip() for name in names])
     except (pa.ArrowException, ValueError):
         return None
     except OSError as error:
@@ -275,7 +309,7 @@ def at_once(label: str, kind: pa.DataType) -> pa.Table | None:
         )
     if len(set(table.column_names)) < len(table.column_names):
         return None
-    for name in counts:
+    for name in MEANING.keys() & {*table.column_names}:
         column = flattened(table.column(name))
         whole, wrong = counted(column, MEANING[name])
         if wrong.any():
@@ -292,10 +326,11 @@ def line_by_line(label: str) -> Rows:
     try:
         with (gzip.open if packed else open)(label, "rt", encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file, strict=True)
-            header = [name.strip() for name in next(reader, [])]
+            header = [name.strip() for name in next(filter(None, reader), [])]
             begin = reader.line_num + 1
             for record in reader:
-                if any(x.strip() for x in record):
+                blank = not record or (len(record) == 1 and record[0].isspace())
+                if not blank:  # a row of separators only is one, though without counts
                     places.append(begin)
                     records.append(record)
                 begin = reader.line_num + 1
@@ -310,12 +345,12 @@ def line_by_line(label: str) -> Rows:
             faults[row] = f"line {places[row]}: {len(record)} fields under {len(header)} column names"
     columns = {}
     for i, name in enumerate(header):
-        texts = [record[i].strip() if i < len(record) else "" for record in records]
+        texts = [record[i] if i < len(record) else "" for record in records]
         if name not in MEANING:
-            columns[name] = inferred(texts)
+            columns[name] = pa.array([text or None for text in texts], pa.string())
             continue
         numbers: list[int | None] = []
-        for row, text in enumerate(texts):
+        for row, text in enumerate(map(str.strip, texts)):
             value = whole_number(text)
             numbers.append(value)
             if value is None and (text.lower() not in MISSING or MEANING[name] != DRAFT):
@@ -332,14 +367,3 @@ def whole_number(text: str) -> int | None:
         return None
     number = float(text)
     return int(number) if abs(number) < EXACT and number.is_integer() else None
-
-
-def inferred(texts: list[str]) -> pa.Array:
-    """A carried column as numbers where all of it is, otherwise as text; an empty field is null."""
-    column = pa.array([text or None for text in texts], pa.string())
-    for kind in (pa.int64(), pa.float64()):
-        try:
-            return column.cast(kind)
-        except pa.ArrowInvalid:
-            continue
-    return column

@@ -189,6 +189,8 @@ def is_file(out: Any, path: Path) -> bool:
     """Whether one file is meant; OptionError (`out`) for what is neither Parquet nor the name of a folder."""
     if str(out).endswith(("/", os.sep)) or path.is_dir():
         return False
+    if path.exists() and not path.is_file():
+        refuse_option("out", f"{path} is neither a file nor a folder", "name x.parquet, or a folder")
     if path.suffix.lower() == SUFFIX:
         return True
     if path.is_file() or path.suffix.lower() in (".csv", ".json", ".arrow", ".feather", ".npz", ".gz", ".txt"):

@@ -19,7 +19,7 @@ from fpmjax.grid import Grid, with_models
 from fpmjax.metrics import as_index, show
 from fpmjax.model_names import named
 from fpmjax.query_source import GridQueries, Piece, Source
-from fpmjax.query_table import TableQueries
+from fpmjax.query_table import TableQueries, first_line
 from fpmjax.result_columns import PHASES, STATUS, Arrays, Layout, arrays_of, blank, gathered, ordinary
 from fpmjax.result_files import FORMAT, VERSION
 from fpmjax.rule import PUBLISHED, SpeculativeRule
@@ -77,7 +77,7 @@ def job_of(models: Any, queries: Any, columns: Any, chunk: Any, rule: Any, evide
     elif isinstance(queries, (str, os.PathLike, pa.Table)):
         source = TableQueries(queries)
     elif hasattr(queries, "__arrow_c_stream__"):
-        source = TableQueries(pa.table(queries))
+        source = TableQueries(arrow_of(queries))
     else:
         what = f"queries is a {type(queries).__name__}"
         refuse_option("queries", what, "give fpmjax.grid(...), an Arrow table, a data frame, or a Parquet or .csv file")
@@ -92,6 +92,15 @@ def job_of(models: Any, queries: Any, columns: Any, chunk: Any, rule: Any, evide
     about = about_of(asked, names, source, layout, rule)
     layout.schema = layout.schema.with_metadata({NOTE: json.dumps(about)})
     return Job(asked, source, layout, chunk or CHUNK, rule if source.drafted else None, evidence, about)
+
+
+def arrow_of(frame: Any) -> pa.Table:
+    """A data frame as Arrow; OptionError (`queries`) where it has no such form, as a series or a mixed column."""
+    try:
+        return pa.table(frame)
+    except Exception as error:  # of Arrow, or of whatever library the frame is from
+        what = f"the {type(frame).__name__} of queries is no Arrow table: {first_line(error)}"
+        refuse_option("queries", what, "give a frame whose columns hold values of one type each, counts as integers")
 
 
 def given(model: Any, drafted: bool, evidence: bool) -> set[str]:
@@ -162,6 +171,8 @@ def answers(job: Job, piece: Piece) -> Arrays:
             found = arrays_of(estimate(model, work, check=False, evidence=job.evidence, **asked))
             parts.append((where, ordinary(found) if piece.depth is not None and not drafted else found))
     out = gathered(n, job.layout.found, parts)
+    if "calibrated" in out:  # a draft length without a factor is in no study, nor outside of one
+        out["calibrated"] = np.where(np.isnan(out["scaling_factor"]), np.int8(-1), out["calibrated"])
     return out if piece.refused is None else refusing(out, piece)
 
 

@@ -79,7 +79,7 @@ def test_yaml_numbers_read_as_on_the_command_line(fpm, tmp_path):
     path.write_text("decode_requests: 1:2\nkv_per_request: [0512, 1024:2048:x2]\n")
     told = fpm("sweep", *TP1, "--decode-requests", "1:2", "--kv-per-request", "512,1024:2048:x2")
     assert rows_of(fpm("sweep", *TP1, "--spec", path).out) == rows_of(told.out)
-    path.write_text("decode_requests: 1:40\n")
+    path.write_text("decode_requests: 1:40\nkv: 0\n")
     assert len(rows_of(fpm("sweep", *TP1, "--spec", path).out)) == 40
 
 
@@ -89,6 +89,20 @@ def test_an_axis_that_is_named_twice_is_refused(fpm, tmp_path, name):
         pytest.importorskip("yaml", reason="pyyaml is not installed")
     (tmp_path / name).write_text('{"decode_requests": 1, "decode_kv": 8, "decode_requests": 2}')
     fpm("sweep", *TP1, "--spec", tmp_path / name).refused("key 'decode_requests' occurs twice")
+
+
+def test_a_broken_document_is_told_with_what_one_looks_like(fpm, tmp_path):
+    path = tmp_path / "axes.json"
+    for text in ('{"decode_requests": 1 "decode_kv": 8}', '{"batch": [1, "kv": 3}', "", "{"):
+        path.write_text(text)
+        told = fpm("sweep", *TP1, "--spec", path)
+        told.refused("axes.json is not readable JSON: ", 'hint: {"decode_requests": "1:8", ')
+            "axes.json is not readable JSON: ", 'hint: {"decode_requests": "1:8", '
+        )
+    path.write_text('{"decode_requests": 8}')
+    fpm("sweep", *TP1, "--spec", path).refused("axes.json: decode_requests needs decode_kv or kv_per_request")
+    (tmp_path / "q.csv").write_text("decode_requests,kv_per_requst\n8,1024\n")
+    fpm("sweep", *TP1, "--spec", tmp_path / "q.csv").refused("is 'kv_per_requst' meant as kv_per_request")
 
 
 def test_queries_come_from_a_table_and_bad_rows_are_told(fpm, tmp_path):
@@ -146,7 +160,7 @@ def test_saved_models_stand_beside_tables(fpm, tmp_path, embedded_cell):
     fpmjax.save_model(fpmjax.direct(embedded_cell), path)
     rows = rows_of(fpm("sweep", path, *TP1, "--batch", "8", "--kv", "8192").out)
     assert rows[0]["latency_ms"] == rows[1]["latency_ms"] and rows[0]["model"] == str(path)
-    fpm("sweep", path, "--select", "tp=1", "--batch", "8").refused("--select is about tables")
+    fpm("sweep", path, "--select", "tp=1", "--batch", "8", "--kv", "0").refused("--select is about tables")
 
 
 def test_a_reduction_is_that_of_summarise(fpm, tmp_path, embedded_cell):
@@ -170,13 +184,15 @@ def test_a_reduction_is_that_of_summarise(fpm, tmp_path, embedded_cell):
         (TP1, ("nothing is asked",)),
         ((*TP1, "--kv", "1"), ("a grid needs decode_requests", "--decode-requests 1,8 --decode-kv 8192")),
         ((*TP1, "--batch", "1", "--kv", "1", "--kv-per-request", "1"), ("say the same twice",)),
-        ((*TP1, "--batch", "1", "--draft-length", "4294967295"), ("draft_length reaches 4294967295",)),
-        ((*TP1, "--batch", "1", "--spec", "x"), ("--spec says what is asked, so --decode-requests",)),
+        ((*TP1, "--batch", "1", "--kv", "0", "--draft-length", "4294967295"), ("draft_length reaches 4294967295",)),
+        ((*TP1, "--batch", "1", "--kv", "0", "--spec", "x"), ("--spec says what is asked, so --decode-requests",)),
         ((*TP1, "--spec", "absent.json"), ("absent.json does not exist",)),
-        ((*TP1, "--batch", "1", "--columns", "latency"), ("did you mean latency_ms",)),
-        ((*TP1, "--batch", "1", "--out", "x.csv"), ("no Parquet file",)),
-        (("absent", "--batch", "1"), ("absent does not exist",)),
-        (("embedded", "--batch", "1"), ("holds 3 cells",)),
+        ((*TP1, "--batch", "1", "--kv", "0", "--columns", "latency"), ("did you mean latency_ms",)),
+        ((*TP1, "--batch", "1", "--kv", "0", "--out", "x.csv"), ("no Parquet file",)),
+        ((*TP1, "--batch", "1"), ("needs decode_kv or kv_per_request beside it", "add --decode-kv 1, or")),
+        ((*TP1, "--prefill-requests", "1"), ("needs prefill_tokens or tokens_per_request", "add --prefill-tokens 1")),
+        (("absent", "--batch", "1", "--kv", "0"), ("absent does not exist",)),
+        (("embedded", "--batch", "1", "--kv", "0"), ("holds 3 cells",)),
     ],
 )
 def test_mistakes_are_told_in_words_of_the_command_line(fpm, argv, texts):

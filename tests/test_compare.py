@@ -112,7 +112,7 @@ def test_a_draft_length_of_nothing_is_compared_as_ordinary_decoding(both):
 
 def test_a_grid_of_models_is_no_comparison(both):
     with pytest.raises(OptionError) as caught:
-        compare(*both, grid(decode_requests=1, model=list(both)), progress=False)
+        compare(*both, grid(decode_requests=1, decode_kv=0, model=list(both)), progress=False)
     assert caught.value.code == "models"
 
 

@@ -11,6 +11,8 @@ from fpmjax.errors import OptionError
 from fpmjax.grid import grid
 
 AXES = {"decode_requests": [1, 8, 64], "kv_per_request": range(512, 2049, 512), "draft_length": np.array([1, 3])}
+DECODE = {"decode_requests": 1, "decode_kv": 64}
+PREFILL = {"prefill_requests": 1, "prefill_tokens": 5}
 
 
 def test_cells_are_the_product_in_row_major_order():
@@ -59,12 +61,18 @@ def test_a_huge_grid_costs_nothing_until_it_is_looked_at():
         ({"decode_requests": 2**32}, "decode_requests"),
         ({"decode_requests": 10**30}, "decode_requests"),
         ({"decode_kv": 1}, "decode_requests"),
-        ({"prefill_requests": 1, "decode_kv": 1}, "decode_kv"),
+        ({"prefill_requests": 1, "prefill_tokens": 1, "decode_kv": 1}, "decode_kv"),
+        ({"decode_requests": 8}, "decode_requests"),
+        ({"decode_requests": 8, "draft_length": 1}, "decode_requests"),
+        ({"prefill_requests": 1}, "prefill_requests"),
+        ({"prefill_requests": 1, "prefill_kv": 9}, "prefill_requests"),
+        ({"decode_requests": 8, "kv_per_request": 1024, "prefill_requests": 4}, "prefill_requests"),
+        ({"decode_requests": [1, 10**400]}, "decode_requests"),
         ({"decode_requests": 1, "decode_kv": 1, "kv_per_request": 1}, "decode_kv"),
         ({"decode_requests": 1, "draft_length": -1}, "draft_length"),
         ({"decode_requests": 1, "draft_length": 2**32 - 1}, "draft_length"),
-        ({"prefill_requests": 1, "draft_length": [0, 1]}, "draft_length"),
-        ({"decode_requests": 1, "prefill_requests": 1, "draft_length": [0, 1]}, "draft_length"),
+        ({**PREFILL, "draft_length": [0, 1]}, "draft_length"),
+        ({**DECODE, **PREFILL, "draft_length": [0, 1]}, "draft_length"),
         ({"decode_requests": range(2**70)}, "decode_requests"),
         ({"decode_requests": range(2**32 - 1)}, "decode_requests"),
         ({"decode_requests": range(3, 0)}, "decode_requests"),
@@ -74,7 +82,7 @@ def test_a_huge_grid_costs_nothing_until_it_is_looked_at():
         ({"decode_requests": np.array([1, True], object)}, "decode_requests"),
         ({"decode_requests": np.array([1, None], object)}, "decode_requests"),
         ({"decode_requests": [[1], [2, 3]]}, "decode_requests"),
-        ({"decode_requests": 1, "prefill_requests": 1, "draft_length": 1}, "draft_length"),
+        ({**DECODE, **PREFILL, "draft_length": 1}, "draft_length"),
         ({"decode_requests": 1, "model": []}, "model"),
         ({"decode_requests": 1, "model": ["m"]}, "model"),
         ({"decode_requests": 1, "model": None}, "model"),
@@ -84,22 +92,33 @@ def test_axes_that_make_no_sense_are_refused_by_name(axes, code):
     with pytest.raises(OptionError) as error:
         grid(**axes)
     assert error.value.code == code
-    assert "\nhint: " in str(error.value)
+    assert "\nhint: " in str(error.value) and len(str(error.value)) < 300
+
+
+def test_requests_and_their_tokens_need_each_other():
+    for axes, missing in (
+        ({"decode_requests": 8}, "decode_kv or kv_per_request"),
+        ({"prefill_requests": 1}, "prefill_tokens or tokens_per_request"),
+        ({"prefill_tokens": 1, **DECODE}, "prefill_requests"),
+    ):
+        with pytest.raises(OptionError, match=f"needs {missing} beside it\nhint: add .*; 0 is none"):
+            grid(**axes)
+    assert grid(decode_requests=8, decode_kv=0).size == 1
 
 
 def test_values_come_in_many_forms():
     for value in ([3, 1], (3, 1), range(3, 0, -2), np.array([3, 1], np.uint64), np.array([3, 1], object)):
-        assert grid(decode_requests=value)["decode_requests"].tolist() == [3, 1]
+        assert grid(decode_requests=value, decode_kv=0)["decode_requests"].tolist() == [3, 1]
     whole = np.ma.array([3, 1], mask=False)
-    assert grid(decode_requests=whole)["decode_requests"].tolist() == [3, 1]
-    assert grid(decode_requests=np.int8(7))["decode_requests"].tolist() == [7]
+    assert grid(decode_requests=whole, decode_kv=0)["decode_requests"].tolist() == [3, 1]
+    assert grid(decode_requests=np.int8(7), decode_kv=0)["decode_requests"].tolist() == [7]
 
 
 def test_a_draft_length_of_nothing_is_ordinary_decoding():
-    work, depth = grid(decode_requests=[1, 2], draft_length=range(3)).work()
+    work, depth = grid(decode_requests=[1, 2], decode_kv=0, draft_length=range(3)).work()
     assert depth is not None and depth.tolist() == [0, 1, 2] * 2 and work.shape == (6,)
-    assert grid(decode_requests=1, prefill_requests=1, prefill_tokens=5, draft_length=0).size == 1
-    assert grid(prefill_requests=1, prefill_tokens=5, draft_length=0).size == 1
+    assert grid(**DECODE, **PREFILL, draft_length=0).size == 1
+    assert grid(**PREFILL, draft_length=0).size == 1
 
 
 def test_too_many_cells_are_refused():

@@ -381,5 +381,5 @@ def test_too_many_histograms_are_refused_with_what_would_fit(monkeypatch):
 
     monkeypatch.setattr(totals, "LARGEST_HISTOGRAM", 64)
     with pytest.raises(OptionError, match="keep fewer axes") as error:
-        summarise(TOY, grid(decode_requests=range(1, 99)), reduce=Reduce(quantiles=[0.5]), progress=False)
+        summarise(TOY, grid(decode_requests=range(1, 99), decode_kv=0), reduce=Reduce(quantiles=[0.5]), progress=False)
     assert error.value.code == "quantiles"

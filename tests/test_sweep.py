@@ -15,7 +15,7 @@ from small_tables import cell_of, surface
 import fpmjax
 from fpmjax import result_files, sweep_job
 from fpmjax.answer import Interval, Support
-from fpmjax.errors import FpmError, OptionError, SpeculationError
+from fpmjax.errors import FpmError, OptionError
 from fpmjax.grid import grid
 from fpmjax.result_files import MANIFEST
 from fpmjax.status import Status
@@ -316,60 +316,13 @@ def test_what_was_there_before_is_left_alone(model, tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["mine.txt"]
 
 
-# Mistakes
-
-
-@pytest.mark.parametrize(
-    ("models", "queries", "options", "code"),
-    [
-        (None, grid(decode_requests=1), {}, "models"),
-        ([], grid(decode_requests=1), {}, "models"),
-        ("direct", grid(decode_requests=1), {}, "models"),
-        ("MODEL", {"decode_requests": 1}, {}, "queries"),
-        ("MODEL", grid(decode_requests=1), {"chunk": 0}, "chunk"),
-        ("MODEL", grid(decode_requests=1), {"chunk": 2**64}, "chunk"),
-        ("MODEL", pa.table({"batch": [1]}), {"chunk": 2**63}, "chunk"),
-        ("MODEL", grid(decode_requests=1), {"chunk": True}, "chunk"),
-        ("MODEL", grid(decode_requests=1), {"out": "a\0b"}, "out"),
-        ("MODEL", grid(decode_requests=1), {"out": "a\0b", "reduce": fpmjax.Reduce()}, "out"),
-        ("MODEL", grid(decode_requests=1), {"out": 300 * "x"}, "out"),
-        ("MODEL", grid(decode_requests=1), {"out": 300 * "x" + ".parquet", "reduce": fpmjax.Reduce()}, "out"),
-        ("MODEL", grid(decode_requests=1), {"out": "\ud800.parquet"}, "out"),
-        ("MODEL", grid(decode_requests=1), {"out": b"x.parquet"}, "out"),
-        ("MODEL", grid(decode_requests=1), {"out": "x.parquet", "form": "numpy"}, "form"),
-        ("MODEL", grid(decode_requests=1), {"reduce": fpmjax.Reduce(), "form": "reader"}, "form"),
-        ("MODEL", grid(decode_requests=1), {"reduce": fpmjax.Reduce(), "chunk": 8}, "chunk"),
-        ("MODEL", grid(decode_requests=1), {"reduce": fpmjax.Reduce(), "columns": ["min_ms"]}, "columns"),
-        ("MODEL", grid(decode_requests=1), {"reduce": fpmjax.Reduce(), "evidence": True}, "evidence"),
-        ("MODEL", grid(decode_requests=1), {"columns": 5}, "columns"),
-        ("MODEL", grid(decode_requests=1), {"columns": [["latency_ms"]]}, "columns"),
-        ("TWICE", grid(decode_requests=1), {}, "models"),
-        ("TWICE", grid(decode_requests=1), {"reduce": fpmjax.Reduce()}, "models"),
-        ("MODEL", grid(decode_requests=1), {"form": "pandas"}, "form"),
-        ("MODEL", grid(decode_requests=1), {"out": ""}, "out"),
-        ("MODEL", grid(decode_requests=range(2**15), decode_kv=range(2**14)), {}, "rows"),
-    ],
-)
-def test_mistakes_are_named(model, models, queries, options, code):
-    with pytest.raises(OptionError) as caught:
-        asked = {"MODEL": model, "TWICE": {1: model, "1": model}}
-        sweep(asked[models] if models in ("MODEL", "TWICE") else models, queries, progress=False, **options)
-    assert caught.value.code == code and "\nhint: " in str(caught.value)
-
-
-def test_a_rule_needs_a_draft_length(model):
-    with pytest.raises(OptionError, match="no draft_length"):
-        sweep(model, grid(decode_requests=1), rule=fpmjax.SpeculativeRule("0.1", "1"), progress=False)
-    rounds = fpmjax.direct(cell_of(ROWS), verify_width=2)
-    with pytest.raises(SpeculationError):
-        ask(rounds)
-
-
 def test_progress_is_silent_in_pipes(model, capsys):
     sweep(model, grid(**AXES))
     assert capsys.readouterr() == ("", "")
 
 
 def test_a_grid_without_answers_keeps_its_columns(model, tmp_path):
-    empty = sweep(model, pa.table({"decode_requests": pa.array([], pa.int64())}), out=f"{tmp_path}/e/", progress=False)
+    empty = sweep(
+        model, pa.table(dict.fromkeys(("batch", "kv"), pa.array([], pa.int64()))), out=f"{tmp_path}/e/", progress=False
+    )
     assert empty.rows == 0 and pq.read_table(tmp_path / "e").num_rows == 0

@@ -39,13 +39,15 @@ AXES = {
     "draft_length": (None, "draft tokens per round; 0 is ordinary decoding"),
 }
 SHORT: dict[str, str] = {short.lstrip("-"): name for name, (short, _) in AXES.items() if short}
+EXAMPLE = '{"decode_requests": "1:8", "decode_kv": 8192}'
 DOCUMENTS = {".json": "JSON", ".yaml": "YAML", ".yml": "YAML"}
 ABOUT = f"""\
 Axes are combined in every way, the first one below outermost; counts are totals of one iteration and rank unless
 their name says per request.  --spec takes them from a file instead:
   axes.json, axes.yaml     {{"decode_requests": "1:512", "kv_per_request": [512, 4096], "draft_length": "0:4"}}
   queries.parquet, .csv    a table with columns of these names, one iteration a row; its other columns are carried
-                           through, and a row that cannot be asked is kept as a refused one
+                           through as they stand, one that is nearly called like an input that is not
+                           there is refused, and a row that cannot be asked is kept as a refused one
 In both batch and kv are short for decode_requests and decode_kv.
 
 {LIST}"""
@@ -110,9 +112,10 @@ def axes_of(name: str, kind: str) -> dict[str, Any]:
         try:
             found = strict_json.decode(file.read()) if kind == "JSON" else yaml_of(file.read())
         except (ValueError, RecursionError) as error:
-            raise UsageError(f"{name} is not readable {kind}: {str(error).splitlines()[0]}") from None
+            what = f"{name} is not readable {kind}: {str(error).splitlines()[0]}"
+            raise UsageError(f"{what}\nhint: {EXAMPLE} is, with a comma between axes") from None
     if not isinstance(found, dict) or not found or not all(isinstance(x, str) for x in found):
-        raise UsageError(f'{name} holds no axes\nhint: for example {{"decode_requests": "1:8", "decode_kv": 8192}}')
+        raise UsageError(f"{name} holds no axes\nhint: for example {EXAMPLE}")
     axes: dict[str, Any] = {}
     for given, values in found.items():
         axis = SHORT.get(str(given), str(given))
