@@ -97,8 +97,6 @@ def test_a_broken_document_is_told_with_what_one_looks_like(fpm, tmp_path):
         path.write_text(text)
         told = fpm("sweep", *TP1, "--spec", path)
         told.refused("axes.json is not readable JSON: ", 'hint: {"decode_requests": "1:8", ')
-            "axes.json is not readable JSON: ", 'hint: {"decode_requests": "1:8", '
-        )
     path.write_text('{"decode_requests": 8}')
     fpm("sweep", *TP1, "--spec", path).refused("axes.json: decode_requests needs decode_kv or kv_per_request")
     (tmp_path / "q.csv").write_text("decode_requests,kv_per_requst\n8,1024\n")

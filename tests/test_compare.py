@@ -76,7 +76,7 @@ def test_tables_of_queries_are_compared_too(both):
     assert table["who"].to_pylist() == ["x", "y"] and table["difference_ms"].to_pylist() == [2.0, None]
     assert table["a_status"].to_pylist() == ["ok", "invalid_work"] and table["fault"].null_count == 1
     with pytest.raises(OptionError, match="a_status"):
-        compare(*both, pa.table({"batch": [2], "a_status": [1]}), progress=False)
+        compare(*both, pa.table({"batch": [2], "kv": [0], "a_status": [1]}), progress=False)
 
 
 def test_the_schema_names_both_models(both):
