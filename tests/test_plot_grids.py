@@ -15,9 +15,9 @@ import fpmjax
 from fpmjax import Acceptance, CoverageError, FpmError, OptionError
 from fpmjax.answer import Resolution
 from fpmjax.plot import grids, plot_difference, plot_grid, write_figure
-from fpmjax.plot.field import EXTRAPOLATED, SOME_MISSING
+from fpmjax.plot.field import EXTRAPOLATED, IDLE, SOME_MISSING
 from fpmjax.plot.plane import Plane
-from fpmjax.plot.shows import COVERAGE, NEITHER, NEVER, NO_NEIGHBOUR, NO_ORDINARY, NOBODY, ONLY_B, SHOWS
+from fpmjax.plot.shows import COVERAGE, NEITHER, NEVER, NO_NEIGHBOUR, NO_ORDINARY, ONLY_B, SHOWS
 
 BATCHES, CONTEXTS = [1, 2, 3, 8, 12, 16, 33, 64, 200], [512, 2048, 32_768]
 REFUSED = "no answer: no measured batches on both sides cover it"
@@ -191,7 +191,7 @@ def test_throughput_is_requests_over_latency_with_one_panel_a_model(tp1, tp4):
 
 def test_idle_cells_serve_nobody(tp1):
     idle = fpmjax.grid(decode_requests=[0, 1, 2], decode_kv=[0, 4096])
-    assert NOBODY in words(pictured(tp1, idle, show="throughput"))
+    assert IDLE in words(pictured(tp1, idle, show="throughput"))
     assert "idle, 0 ms" in words(pictured(tp1, idle, show="coverage"))
 
 
@@ -275,7 +275,8 @@ def test_one_axis_is_drawn_as_lines_with_markers_where_rows_were_measured(tp1, t
     line = fpmjax.grid(decode_requests=range(1, 400), kv_per_request=2048, draft_length=[1, 2])
     figure = pictured({"one": tp1, "four": tp4}, line)
     text = words(figure)
-    assert "context 2,048" in text and "marker: measured exactly" in text and "draft length 2 (no value at " in text
+    assert "context 2,048" in text and "marker: the ordinary pass behind it was measured" in text
+    assert "draft length 2 (no value at " in text
     batch = np.arange(1, 400)
     work = fpmjax.Work.decode(batch, 2048 * batch)
     answer: Any = fpmjax.estimate(tp1, work, draft_length=1, check=False, evidence=True)

@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("matplotlib")
 
 import fpmjax
-from fpmjax.plot.maps import continued, rectangles
+from fpmjax.plot.maps import rectangles
 from fpmjax.plot.plane import plane_of
 from fpmjax.plot.scale import log_levels, places_of, plain, shades_of
 
@@ -22,11 +22,6 @@ def test_rectangles_cover_exactly_the_cells():
             covered[row:top, first:end] += 1
         assert (covered == where).all()
     assert len(rectangles(np.ones((5, 5), bool))) == 1
-
-
-def test_lines_go_on_where_values_end():
-    values = np.array([[1.0, np.nan, 3.0], [np.nan, np.nan, np.nan]])
-    assert (continued(values) == [[1, 2, 3], [1, 2, 3]]).all()
 
 
 def test_axes_have_room_for_zero_and_few_ticks():

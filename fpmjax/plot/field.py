@@ -20,6 +20,7 @@ REASONS = {
     Status.COUNT_OVERFLOW: "widened beyond 32 bits",
     Status.INVALID_WORK: "cannot be asked",
 }
+IDLE = "idle: no request is served, 0 ms"
 MEASURED = "measured exactly"
 EXTRAPOLATED = "extrapolated: outside of what was observed"
 # Hatches in the order in which they are given out; a label has the same one in every panel of a figure.
@@ -33,13 +34,14 @@ class Quantity(NamedTuple):
     """What is shown, the same in several panels.
 
     title: what it is; label: with its unit; signed: below and above zero are told apart; categories: of values that
-    are positions in it, (words, colour, hatch).
+    are positions in it, (words, colour, hatch); zero: what a panel of nothing but zeros says.
     """
 
     title: str
     label: str
     signed: bool = False
     categories: tuple[tuple[str, str, str], ...] = ()
+    zero: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,9 +70,15 @@ def refusals(status: np.ndarray) -> dict[str, np.ndarray]:
     return {f"no answer: {REASONS.get(kind, kind.code.replace('_', ' '))}": status == kind for kind in kinds}
 
 
+def blanks(status: np.ndarray) -> dict[str, np.ndarray]:
+    """`refusals`, and idle cells, which have no latency either."""
+    idle = status == Status.IDLE
+    return refusals(status) | ({IDLE: idle} if idle.any() else {})
+
+
 def marks_of(answers: Answers, i: int) -> dict[str, np.ndarray]:
-    """What is hatched in panel i: refused cells by their reason, and extrapolated ones."""
-    found = refusals(answers.status[i])
+    """What is hatched in panel i: refused cells by their reason, idle ones, and extrapolated ones."""
+    found = blanks(answers.status[i])
     if answers.distance is not None and (beyond := answers.distance[i] > 0).any():
         found[EXTRAPOLATED] = beyond
     return found

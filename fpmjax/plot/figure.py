@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from fpmjax.atomic import replacing
 from fpmjax.errors import FpmError
+from fpmjax.metrics import show
+from fpmjax.plot.text import FONT
+from fpmjax.result_files import named_errors
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,7 +24,8 @@ if TYPE_CHECKING:
 SUFFIXES = (".png", ".svg")
 DPI = 150
 STYLE: dict[str, Any] = {
-    "font.family": "DejaVu Sans",  # comes with matplotlib: the same on every machine
+    "font.family": FONT,
+    "text.parse_math": False,  # a dollar in the name of a model or file is a dollar
     "font.size": 9,
     "axes.titlesize": 10,
     "axes.titlelocation": "left",
@@ -65,19 +71,34 @@ def blank(size: tuple[float, float]) -> Figure:
 
 
 def as_bytes(figure: Figure, kind: str) -> bytes:
-    """The same bytes for the same figure: "png" or "svg", without a date."""
+    """The same bytes for the same figure however often it is asked: "png" or "svg", without a date.
+
+    Its layout is settled by the first call and stays: matplotlib's would go on from the last one at every drawing.
+    """
     nameless = {"png": {"Software": None}, "svg": {"Date": None, "Creator": None}}
     out = io.BytesIO()
     with style():
+        if (layout := figure.get_layout_engine()) is not None:
+            layout.execute(figure)
+            figure.set_layout_engine("none")
         figure.savefig(out, format=kind, dpi=DPI, metadata=nameless[kind])
     return out.getvalue()
 
 
 def check_figure_path(path: str | os.PathLike[str]) -> None:
     """Raise FpmError, code `figure`, for a name that no picture can be written under, `matplotlib` without that."""
-    name = os.fspath(path)
+    name = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
+    if not isinstance(name, str):
+        refuse(f"path is {show(path)}", "name a file, such as 'grid.png'")
     if not name.lower().endswith(SUFFIXES):
         refuse(f"{name!r} is no picture by its name", f"end it in {' or '.join(SUFFIXES)}")
+    try:
+        os.lstat(name)
+    except ValueError as error:  # an embedded NUL, or half a surrogate pair
+        refuse(f"path is {show(name)}: {error}", "name a file, such as 'grid.png'")
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            refuse(f"the name {show(name)} is too long", "name a file, such as 'grid.png'")
     if os.path.isdir(name):
         refuse(f"{name} is a folder", "name a file")
     if not os.path.isdir(os.path.dirname(name) or "."):
@@ -85,18 +106,21 @@ def check_figure_path(path: str | os.PathLike[str]) -> None:
     matplotlib()
 
 
-def refuse(what: str, hint: str) -> None:
+def refuse(what: str, hint: str) -> NoReturn:
     raise FpmError(f"{what}\nhint: {hint}", code="figure")
 
 
 def write_figure(figure: Figure, path: str | os.PathLike[str]) -> None:
     """The figure as PNG or SVG, by the suffix; the same figure gives the same bytes, without a date.
 
-    Raises FpmError `figure` for another suffix or a missing folder, and OSError where it cannot be written.
+    Raises FpmError: `figure` for what is no figure, another suffix or a missing folder, `unwritable` or `disk_full`
+    where it cannot be written.
     """
     check_figure_path(path)
+    if not isinstance(figure, matplotlib().figure.Figure):
+        refuse(f"figure is {show(figure)}", "write_figure(plot_grid(...), 'grid.png')")
     found = as_bytes(figure, os.fspath(path).lower().rpartition(".")[2])
-    with replacing(path) as new:
+    with named_errors(Path(path)), replacing(path) as new:
         new.write_bytes(found)
 
 

@@ -14,7 +14,9 @@ from fpmjax.plot.figure import style
 from fpmjax.plot.plane import AXES, MOST_LINES, MOST_PANELS, Plane, check_panels, plane_of, rounds_of
 from fpmjax.plot.sheet import draw_sheet
 from fpmjax.plot.shows import SHOWS, Question, Show, difference, whole
+from fpmjax.plot.text import LONGEST, legible
 from fpmjax.rule import SpeculativeRule
+from fpmjax.speculative import check_rule
 from fpmjax.tables.policy import POLICIES
 
 if TYPE_CHECKING:
@@ -56,10 +58,13 @@ def plot_grid(
     rule: factor of a speculative round; None is the published one.
 
     Nothing is told by colour alone: contours and cells carry numbers, refused and extrapolated cells hatches, lines
-    dashes and markers (a filled one stands where a row was measured).  Ranges of a model are shaded around lines.
+    dashes and markers (a filled one stands where a row was measured; of a round, the ordinary pass behind it).  Ranges
+    of a model are shaded around lines.  Contours run between the centres of cells that all have a latency, and nowhere
+    else; a panel that has no room for one says what its values span.  Idle cells are hatched: 0 ms is no latency.
+    Names are shown as they are, shortened in the middle beyond 48 letters; letters that DejaVu Sans lacks as escapes.
 
     Write it with `fpmjax.plot.write_figure`.  Raises OptionError (`show`, `grid`, `models`, `axes`, `cells`, `panels`,
-    `tokens_per_round`), CoverageError `nothing_answered`, FpmError `matplotlib`, and what `sweep` raises.
+    `tokens_per_round`, `rule`), CoverageError `nothing_answered`, FpmError `matplotlib`, and what `sweep` raises.
     """
     return draw_grid(models, grid, show, tokens_per_round, rule, progress).figure
 
@@ -79,7 +84,7 @@ def plot_difference(
     The scale is symmetrical and leaves out the outermost hundredth; contours are signed, broken below zero; cells that
     only one of them answers are hatched.
 
-    Raises what `plot_grid` raises.
+    Raises OptionError (`names`) and what `plot_grid` raises.
     """
     return draw_difference(a, b, grid, names, rule, progress).figure
 
@@ -87,7 +92,7 @@ def plot_difference(
 def draw_grid(
     models: Any, grid: Any, show: str, tokens_per_round: Any, rule: SpeculativeRule | None, progress: bool
 ) -> Picture:
-    plane, kind = checked(models, grid, show, tokens_per_round)
+    plane, kind = checked(models, grid, show, tokens_per_round, rule)
     with style():
         question = Question(plane, rule, tokens_per_round, progress)
         answers = question.ask(evidence=kind.evidence or plane.y is None)
@@ -100,7 +105,8 @@ def draw_grid(
 
 
 def draw_difference(a: Any, b: Any, grid: Any, names: Any, rule: SpeculativeRule | None, progress: bool) -> Picture:
-    planes = checked_pair(a, b, grid)
+    planes = checked_pair(a, b, grid, rule)
+    names = names_of(names)
     with style():
         first, second = (Question(plane, rule, None, progress).ask() for plane in planes)
         counts = Counter(first.counts()) + Counter(second.counts())
@@ -113,14 +119,15 @@ def draw_difference(a: Any, b: Any, grid: Any, names: Any, rule: SpeculativeRule
         return Picture(draw_sheet(plane, fields, what, subtitle(models)), counts)
 
 
-def checked(models: Any, grid: Any, show: Any, tokens_per_round: Any) -> tuple[Plane, Show]:
+def checked(models: Any, grid: Any, show: Any, tokens_per_round: Any, rule: Any = None) -> tuple[Plane, Show]:
     """Whatever can be refused before anything is computed."""
-    if show == "difference":
-        refuse_option("show", "a difference is of two models", "plot_difference(a, b, grid)")
     if not isinstance(show, str) or show not in SHOWS:
+        if isinstance(show, str) and show == "difference":
+            refuse_option("show", "a difference is of two models", "plot_difference(a, b, grid)")
         refuse_option("show", f"show is {show_value(show)}", f"one of {', '.join(SHOWS)}")
     plane, kind = plane_of(models, drafted(grid) if show == "draft_length" else grid), SHOWS[show]
     kind.check(plane)
+    refuse_rule(plane, rule)
     if tokens_per_round is not None:
         if show != "draft_length":
             refuse_option("tokens_per_round", f"tokens_per_round has no part in {show}", "show='draft_length'")
@@ -143,10 +150,25 @@ def drafted(grid: Any) -> Any:
     return Grid(grid.names, tuple(values), grid.models)
 
 
-def checked_pair(a: Any, b: Any, grid: Any) -> tuple[Plane, Plane]:
+def refuse_rule(plane: Plane, rule: Any) -> None:
+    """As `sweep` does, also where nothing would need it."""
+    check_rule(rule)
+    if rule is not None and DRAFT not in plane.grid.names:
+        refuse_option("rule", "a rule scales speculative rounds, but no draft_length is there", "give draft_length too")
+
+
+def names_of(names: Any) -> tuple[str, str]:
+    """What A and B are called; OptionError (`names`)."""
+    if not isinstance(names, (list, tuple)) or len(names) != 2 or not all(isinstance(x, str) and x for x in names):
+        refuse_option("names", f"names is {show_value(names)}", "give two, such as names=('before', 'after')")
+    return legible(names[0], LONGEST), legible(names[1], LONGEST)
+
+
+def checked_pair(a: Any, b: Any, grid: Any, rule: Any = None) -> tuple[Plane, Plane]:
     planes = plane_of(a, grid), plane_of(b, grid)
     if any(len(plane.models) != 1 for plane in planes):
         refuse_option("models", "one model is compared with one other", "plot_difference(model, other, grid)")
+    refuse_rule(planes[0], rule)
     check_size(planes[0], len(planes[0].places()), 1)
     return planes
 
@@ -172,7 +194,8 @@ def nothing_answered(counts: Mapping[str, int]) -> None:
 
 
 def headline(plane: Plane, kind: Show, tokens_per_round: Any) -> str:
-    words = kind.title.format(whole=whole(plane)) + over(plane)
+    widened = " in the widened pass behind a round" if plane.drafted else ""
+    words = kind.title.format(whole=whole(plane), widened=widened) + over(plane)
     if tokens_per_round is None:
         return words
     depths = plane.grid[DRAFT]

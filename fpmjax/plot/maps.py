@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -15,15 +15,20 @@ if TYPE_CHECKING:
 
 FEW = 60  # cells of a panel that have room for a number each
 FEW_ACROSS = 8  # of them side by side
-EDGE = 0.04  # of the axes, where no label of a contour has room
+LETTER, LINE, ROOM = 0.066, 0.11, 0.05  # inches, of a number on a contour: a letter across, a line up, and around it
+SHORTEST = 0.08  # of the axes: a piece of a contour that has room for a number
+WHERE = (0.5, 0.38, 0.62, 0.26, 0.74, 0.14, 0.86)  # on a piece, where its number may stand
+LABEL = {"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 0.8}
 FINE = 40  # cells along an axis up to which categories are drawn cell by cell
 HATCHED = {"facecolor": "none", "edgecolor": "0.35", "linewidth": 0.0}
 
 
-def draw_map(axes: Axes, field: Field, x: Places, y: Places, shades: Shades | None, hatch: Mapping[str, str]) -> Any:
-    """The panel; returns what a colour bar needs, None without values."""
+def draw_map(
+    axes: Axes, field: Field, x: Places, y: Places, shades: Shades | None, hatch: Mapping[str, str]
+) -> tuple[Any, bool]:
+    """The panel; returns what a colour bar needs, None without values, and whether numbers stand in the panel."""
     axes.grid(False)
-    mesh = None
+    mesh, told = None, False
     if field.quantity.categories:
         draw_categories(axes, field, x, y)
     elif shades is not None:
@@ -31,14 +36,15 @@ def draw_map(axes: Axes, field: Field, x: Places, y: Places, shades: Shades | No
         mesh = axes.pcolormesh(x.edges, y.edges, shown, cmap=shades.cmap, norm=shades.norm, rasterized=True)
         if field.values.size <= FEW and len(x.at) <= FEW_ACROSS:
             write_numbers(axes, field, x, y, shades)
+            told = True
         elif min(field.values.shape) > 1:
-            draw_contours(axes, field, x, y, shades)
+            told = draw_contours(axes, field, x, y, shades)
     for label, where in field.marks.items():
         if where.any():
             draw_hatches(axes, where, x, y, hatch[label], label)
     axes.set_xlim(x.edges[0], x.edges[-1])
     axes.set_ylim(y.edges[0], y.edges[-1])
-    return mesh
+    return mesh, told
 
 
 def draw_categories(axes: Axes, field: Field, x: Places, y: Places) -> None:
@@ -116,67 +122,99 @@ def rectangles(where: np.ndarray) -> np.ndarray:
     return np.array(out, np.int64).reshape(-1, 4)
 
 
-def draw_contours(axes: Axes, field: Field, x: Places, y: Places, shades: Shades) -> None:
-    """Lines of equal value with their numbers; broken below zero.  They end where cells without a value begin."""
-    from matplotlib.patches import PathPatch
+def draw_contours(axes: Axes, field: Field, x: Places, y: Places, shades: Shades) -> bool:
+    """Lines of equal value with their numbers, broken below zero; whether there is any number.
+
+    They run between the centres of neighbours that all have a value: elsewhere nothing is known of them.
+    """
+    from matplotlib.path import Path
     from matplotlib.patheffects import withStroke
 
-    there = np.isfinite(field.values)
-    known = field.values[there]
-    levels = [level for level in shades.levels if known.min() < level < known.max()] if len(known) else []
+    values = np.ma.masked_invalid(field.values)
+    levels = [level for level in shades.levels if values.min() < level < values.max()] if values.count() else []
     if not levels:
-        return
+        return False
     lines: dict[str, Any] = {"colors": "black", "negative_linestyles": "dashed"}
     lines["linewidths"] = [1.6 if level == 0 and field.quantity.signed else 0.8 for level in levels]
-    across, along = (np.concatenate([one.edges[:1], one.at, one.edges[-1:]]) for one in (x, y))
-    found = axes.contour(across, along, np.pad(continued(field.values), 1, mode="edge"), levels=levels, **lines)
+    found = axes.contour(x.at, y.at, values, levels=levels, corner_mask=False, **lines)
+    found.set_path_effects([withStroke(linewidth=2.4, foreground="white", alpha=0.5)])
     sign = "+" if field.quantity.signed and shades.norm.vmin < 0 else ""
-    words = {level: sign + plain(level) if level > 0 else plain(level) for level in levels}
+    words = [sign + plain(level) if level > 0 else plain(level) for level in levels]
     axes.set_xlim(x.edges[0], x.edges[-1])
     axes.set_ylim(y.edges[0], y.edges[-1])
-    spots: Any = [spot for path in found.get_paths() if (spot := label_spot(axes, path, there, x, y)) is not None]
-    for text in axes.clabel(found, fmt=words, fontsize=7.5, inline_spacing=2, manual=spots):
-        text.set_path_effects([withStroke(linewidth=2.0, foreground="white")])
-    found.set_path_effects([withStroke(linewidth=2.4, foreground="white", alpha=0.5)])
-    found.set_clip_path(PathPatch(outline(there, x, y), transform=axes.transData))
+    pieces = [[piece for piece in pieces_of(axes, path) if piece.long] for path in found.get_paths()]
+    found.set_paths([Path.make_compound_path(*(piece.path for piece in some)) for some in pieces])
+    return bool(write_on_lines(axes, dict(zip(words, pieces, strict=True))))
 
 
-def label_spot(axes: Axes, path: Any, there: np.ndarray, x: Places, y: Places) -> tuple[float, float] | None:
-    """The middle of the longest piece of a line that runs over cells with values and away from the edges."""
-    points = path.vertices
-    if not len(points):
-        return None
-    column, row = (
-        np.clip(np.searchsorted(one.edges, points[:, i]) - 1, 0, len(one.at) - 1) for i, one in enumerate((x, y))
-    )
-    at = axes.transAxes.inverted().transform(axes.transData.transform(points))
-    free = there[row, column] & ((at > EDGE) & (at < 1 - EDGE)).all(1)
-    step = np.append(0.0, np.hypot(*np.diff(at, axis=0).T))
-    step[path.codes == path.MOVETO] = 0.0
-    breaks = ~free | (path.codes == path.MOVETO)
-    best, middle = 0.0, None
-    for piece in np.split(np.arange(len(points)), np.flatnonzero(breaks)):
-        piece = piece[free[piece]]
-        along = np.cumsum(step[piece])
-        if len(piece) and along[-1] - along[0] >= best:
-            best = along[-1] - along[0]
-            middle = piece[np.searchsorted(along, (along[0] + along[-1]) / 2)]
-    return None if middle is None else (float(points[middle, 0]), float(points[middle, 1]))
+class Piece(NamedTuple):
+    """A connected piece of a line: itself, and float64 [points, 3]: across, up, and the length so far, in parts of the
+    axes."""
+
+    path: Any
+    along: np.ndarray
+
+    @property
+    def length(self) -> float:
+        return float(self.along[-1, 2])
+
+    @property
+    def long(self) -> bool:
+        """Long enough for a number; what is shorter would be a scratch without one."""
+        return self.length >= SHORTEST
 
 
-def continued(values: np.ndarray) -> np.ndarray:
-    """Values [ny, nx] with those that are missing taken from the nearest ones in their row, or else in their column.
+def write_on_lines(axes: Axes, lines: Mapping[str, list[Piece]]) -> int:
+    """Numbers on the pieces of lines, the longest first, where they hide no other one; how many there are.
 
-    Only for lines that are cut off there: they would otherwise end half a cell before the last value.
+    Upright and on white, as the dashes of a line would be taken for a minus.
     """
-    out = values.copy()
-    for lines in (out, out.T):
-        position = np.arange(lines.shape[1])
-        for line in lines:
-            there = np.isfinite(line)
-            if there.any() and not there.all():
-                line[:] = np.interp(position, position[there], line[there])
-    return out
+    box, dpi = axes.get_window_extent(), axes.figure.dpi
+    width, height = box.width / dpi, box.height / dpi
+    pieces = [(word, piece) for word, some in lines.items() for piece in some]
+    taken: list[tuple[float, float, float]] = []  # middle, and half the width, of numbers, all in parts of the axes
+    for word, piece in sorted(pieces, key=lambda one: -one[1].length):
+        half, tall = (0.5 * LETTER * len(word) + ROOM) / width, (LINE + ROOM) / height
+        for share in WHERE:
+            far = piece.along[:, 2]
+            across, up = (float(np.interp(share * far[-1], far, piece.along[:, i])) for i in (0, 1))
+            if not (half < across < 1 - half and tall / 2 < up < 1 - tall / 2):
+                continue
+            if all(abs(across - a) > half + h or abs(up - u) > tall for a, u, h in taken):
+                taken.append((across, up, half))
+                look: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 7.5, "bbox": LABEL}
+                axes.text(across, up, word, transform=axes.transAxes, **look)
+                break
+    return len(taken)
+
+
+def pieces_of(axes: Axes, path: Any) -> list[Piece]:
+    """The pieces of all lines of one level."""
+    from matplotlib.path import Path
+
+    if not len(path.vertices):
+        return []
+    at = axes.transAxes.inverted().transform(axes.transData.transform(path.vertices))
+    found = []
+    for rows in np.split(np.arange(len(at)), np.flatnonzero(path.codes == path.MOVETO)[1:]):
+        steps = np.hypot(*np.diff(at[rows], axis=0).T)
+        along = np.column_stack([at[rows], np.concatenate([[0.0], np.cumsum(steps)])])
+        found.append(Piece(Path(path.vertices[rows], path.codes[rows]), along))
+    return found
+
+
+def span_of(field: Field) -> str:
+    """The least and the largest value of a panel, in words; empty where there is none."""
+    known = field.values[np.isfinite(field.values)]
+    if not len(known):
+        return ""
+    low, high = float(known.min()), float(known.max())
+    if low == high == 0 and field.quantity.zero:
+        return field.quantity.zero
+    if low == high:
+        return f"{plain(low)} everywhere"
+    words = plain(low), plain(high)
+    return " to ".join(words if words[0] != words[1] else (f"{low:.8g}", f"{high:.8g}"))
 
 
 def write_numbers(axes: Axes, field: Field, x: Places, y: Places, shades: Shades) -> None:

@@ -15,6 +15,7 @@ from fpmjax.errors import OptionError, refuse_option
 from fpmjax.grid import DRAFT, MODEL, Grid
 from fpmjax.metrics import show
 from fpmjax.model_names import named
+from fpmjax.plot.text import told_apart
 from fpmjax.result_columns import PHASES, STATUS, as_numpy
 from fpmjax.status import Status
 from fpmjax.sweep import sweep
@@ -41,7 +42,8 @@ class Plane:
 
     x, y: names; y is None where one axis alone has several values.  series: names of the others that have several,
     `model` first.  fixed: what is the same everywhere, in words.  grid: the same cells, each once, ordered
-    (series..., y, x).  models: their names and themselves; the grid has an axis of them where there are several.
+    (series..., y, x).  names, models: of each what a picture calls it (`told_apart`), and itself; the grid has an axis
+    of them where there are several.
     """
 
     x: str
@@ -119,6 +121,11 @@ class Answers:
     resolution: np.ndarray | None
 
     @property
+    def served_ms(self) -> np.ndarray:
+        """Of cells that serve somebody; NaN in idle ones as well, whose 0 ms are no latency."""
+        return np.where(self.status == Status.OK, self.latency_ms, np.nan)
+
+    @property
     def answered(self) -> np.ndarray:
         return self.status <= Status.IDLE
 
@@ -160,7 +167,7 @@ def plane_of(models: Any, grid: Any) -> Plane:
             "cells", f"a picture shows at most {MOST_CELLS:,} cells, this grid has {size:,}", "make an axis coarser"
         )
     made = Grid(tuple(n for n, _ in axes), tuple(v for _, v in axes), asked if len(asked) > 1 else None)
-    return Plane(x, y, tuple(left), fixed, made, tuple(names), asked)
+    return Plane(x, y, tuple(left), fixed, made, tuple(told_apart(names)), asked)
 
 
 def check_panels(many: int, most: int, what: str) -> None:
@@ -174,9 +181,12 @@ def check_panels(many: int, most: int, what: str) -> None:
 def rounds_of(tokens_per_round: Any, depths: np.ndarray) -> np.ndarray:
     """float64: the tokens that a round yields at each draft length [d]; OptionError (`tokens_per_round`)."""
     given: Any = tokens_per_round
-    hint = "an Acceptance, a list from draft length 0 on such as [1, 1.7, 2.2], or {1: 1.7, 2: 2.2}"
+    hint = (
+        f"an Acceptance, a list such as [1, 1.7, 2.2, ...] from draft length 0 to {int(depths.max())}, or "
+        "{1: 1.7, 2: 2.2, ...}"
+    )
     if not isinstance(given, Acceptance):
-        if isinstance(given, (list, tuple, np.ndarray)):
+        if isinstance(given, (list, tuple)) or (isinstance(given, np.ndarray) and given.ndim == 1):
             given = dict(enumerate(given))
         if not isinstance(given, Mapping) or not given:
             refuse_option("tokens_per_round", f"tokens_per_round is {show(tokens_per_round)}", hint)

@@ -55,11 +55,11 @@ class Places:
         return at[kept].tolist(), [plain(float(values[i])) for i in kept]
 
 
-def places_of(values: np.ndarray) -> Places:
-    """values: int64 [n], increasing and not negative."""
+def places_of(values: np.ndarray, *, even: bool = False) -> Places:
+    """values: int64 [n], increasing and not negative; even: linear, whatever they span."""
     at = values.astype(np.float64)
     positive = at[at > 0]
-    log = len(positive) > 1 and bool(positive[-1] >= SPANS * positive[0])
+    log = not even and len(positive) > 1 and bool(positive[-1] >= SPANS * positive[0])
     if log and at[0] == 0:
         at[0] = positive[0] ** 2 / positive[1] if len(positive) > 1 else positive[0] / 2
     x = np.log(at) if log else at
@@ -108,7 +108,7 @@ class Shades:
 def shades_of(values: np.ndarray, *, signed: bool) -> Shades | None:
     """Of all the values of a quantity, float64; None where there are none."""
     from matplotlib import colormaps
-    from matplotlib.colors import LogNorm, Normalize
+    from matplotlib.colors import ListedColormap, LogNorm, Normalize
 
     known = values[np.isfinite(values)]
     if not len(known):
@@ -130,8 +130,9 @@ def shades_of(values: np.ndarray, *, signed: bool) -> Shades | None:
         )
     low, high = ends
     cmap = colormaps["YlGnBu"]
-    if high <= low:
-        return Shades(cmap, Normalize(low - 0.5, low + 0.5), extend, np.array([]), np.array([low]))
+    if high <= low:  # one value, one colour
+        one = ListedColormap([colormaps["PuOr_r" if signed else "YlGnBu"](0.5 if signed else 0.3)])
+        return Shades(one, Normalize(low - 0.5, low + 0.5), extend, np.array([]), np.array([low]))
     if low > 0 and high >= DECADES * low:
         levels = log_levels(low, high)
         return Shades(cmap, LogNorm(low, high), extend, levels, levels)

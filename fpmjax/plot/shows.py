@@ -11,7 +11,18 @@ import numpy as np
 from fpmjax.answer import Resolution
 from fpmjax.errors import refuse_option
 from fpmjax.grid import DECODE, DRAFT, MODEL, PREFILL, Grid
-from fpmjax.plot.field import BEST, EXTRAPOLATED, MEASURED, SOME_MISSING, Field, Quantity, marks_of, refusals
+from fpmjax.plot.field import (
+    BEST,
+    EXTRAPOLATED,
+    IDLE,
+    MEASURED,
+    SOME_MISSING,
+    Field,
+    Quantity,
+    blanks,
+    marks_of,
+    refusals,
+)
 from fpmjax.plot.plane import Answers, Plane, rounds_of
 from fpmjax.query_source import GridQueries, Piece
 from fpmjax.sensitivity import sensitivity
@@ -20,10 +31,9 @@ from fpmjax.sweep_job import by_depth, some
 
 NO_ORDINARY = "no ordinary answer to compare with"
 NEVER = "never pays: more than a round can yield"
-NOBODY = "idle: no request is served"
 NO_NEIGHBOUR = "the next one has no answer"
 ONLY_A, ONLY_B, NEITHER = "only A answers", "only B answers", "neither answers"
-FITTED, BEYOND, IDLE = 5, 6, 7  # behind `Resolution`, of answers that are no lookups
+FITTED, BEYOND, NO_WORK = 5, 6, 7  # behind `Resolution`, of answers that are no lookups
 # Dark to light, so that a print in grey tells them apart.
 COVERAGE = (
     (MEASURED, "#08306b", ""),
@@ -65,8 +75,9 @@ class Question:
 class Show(NamedTuple):
     """One kind of picture.
 
-    title: in a few words, {whole} for the pass or round; fields: what its panels hold; check: raises for a plane that
-    it cannot be drawn of; quantities: panels per place, at most; evidence: whether it asks for the lookups.
+    title: in a few words, {whole} for the pass or round, {widened} where rounds are looked up; fields: what its panels
+    hold; check: raises for a plane that it cannot be drawn of; quantities: panels per place, at most; evidence:
+    whether it asks for the lookups.
     """
 
     title: str
@@ -98,11 +109,13 @@ def throughput(question: Question, answers: Answers) -> list[Field]:
 def over_answers(question: Question, answers: Answers, quantity: Quantity, batch: Any) -> list[Field]:
     """The latency itself, or a batch over it, with the range that it brings along."""
 
+    served = answers.status == Status.OK
+
     def of(ms: np.ndarray | None) -> np.ndarray | None:
-        if ms is None or np.ndim(batch) == 0:
-            return ms
+        if ms is None:
+            return None
         with np.errstate(divide="ignore", invalid="ignore"):
-            return np.where(ms > 0, batch / ms, np.nan)
+            return np.where(served & (ms > 0), ms if np.ndim(batch) == 0 else batch / ms, np.nan)
 
     shown, low, high = of(answers.latency_ms), of(answers.low_ms), of(answers.high_ms)
     assert shown is not None
@@ -110,9 +123,7 @@ def over_answers(question: Question, answers: Answers, quantity: Quantity, batch
     for i, (panel, line) in enumerate(question.plane.places()):
         exact = None if answers.resolution is None else answers.resolution[i] == Resolution.EXACT
         span = (None, None) if low is None or high is None else (low[i], high[i])
-        marks, idle = marks_of(answers, i), np.isnan(shown[i]) & (answers.status[i] == Status.IDLE)
-        marks |= {NOBODY: idle} if idle.any() else {}
-        out.append(Field(quantity, panel, line, shown[i], marks, exact, *span))
+        out.append(Field(quantity, panel, line, shown[i], marks_of(answers, i), exact, *span))
     return out
 
 
@@ -140,7 +151,7 @@ def coverage(question: Question, answers: Answers) -> list[Field]:
     if answers.resolution is not None:
         looked_up = answers.resolution >= 0
         kind[looked_up] = answers.resolution[looked_up]
-    kind[answers.status == Status.IDLE] = IDLE
+    kind[answers.status == Status.IDLE] = NO_WORK
     kind[answers.status > Status.IDLE] = np.nan
     widened = plane.column(DRAFT)[:, 0, 0] + 1 if plane.drafted and plane.x == DECODE else None
     return [
@@ -171,8 +182,8 @@ def draft_length(question: Question, answers: Answers) -> list[Field]:
     plane = question.plane
     depths = plane.grid[DRAFT]
     ordinary = question.ask(plane.without(DRAFT))
-    without = ordinary.latency_ms
-    rounds = answers.latency_ms.reshape(len(without), len(depths), *without.shape[1:])
+    without = ordinary.served_ms
+    rounds = answers.served_ms.reshape(len(without), len(depths), *without.shape[1:])
     if question.tokens_per_round is None:
         return break_even(plane, answers, depths, rounds / without[:, None])
     yields = rounds_of(question.tokens_per_round, depths)
@@ -181,7 +192,7 @@ def draft_length(question: Question, answers: Answers) -> list[Field]:
         quantity = Quantity("Gain over ordinary decoding", "tokens a second, % above ordinary decoding", signed=True)
         flat = gain.reshape(answers.latency_ms.shape)
         return [
-            Field(quantity, panel, line or f"draft length {depths[0]:,}", flat[i], refusals(answers.status[i]))
+            Field(quantity, panel, line or f"draft length {depths[0]:,}", flat[i], blanks(answers.status[i]))
             for i, (panel, line) in enumerate(plane.places())
         ]
     return best_of(
@@ -200,7 +211,7 @@ def break_even(plane: Plane, answers: Answers, depths: np.ndarray, ratio: np.nda
     flat, depth = ratio.reshape(answers.latency_ms.shape), plane.column(DRAFT)
     out = []
     for i, (panel, line) in enumerate(plane.places()):
-        marks = refusals(answers.status[i])
+        marks = blanks(answers.status[i])
         more = {NEVER: flat[i] > depth[i] + 1, NO_ORDINARY: np.isnan(flat[i]) & (answers.status[i] == Status.OK)}
         marks |= {label: where for label, where in more.items() if where.any()}
         name = f"draft length {depths[0]:,}" if len(depths) == 1 else ""
@@ -223,7 +234,7 @@ def best_of(plane: Plane, ordinary: Answers, answers: Answers, depths: np.ndarra
     widened = answers.status.reshape(len(speed), len(depths), *speed.shape[2:])
     out = []
     for i, (panel, _) in enumerate(plane.without(DRAFT).places()):
-        nothing = {label: where & ~some[i] for label, where in refusals(ordinary.status[i]).items()}
+        nothing = {label: where & ~some[i] for label, where in blanks(ordinary.status[i]).items()}
         nothing = {label: where for label, where in nothing.items() if where.any()}
         missing = some[i] & (widened[i] > Status.IDLE).any(0)
         marks = nothing | ({SOME_MISSING: missing} if missing.any() else {})
@@ -277,10 +288,10 @@ def slope_of(model: Any, piece: Piece, rule: Any) -> tuple[np.ndarray, np.ndarra
 
 def difference(plane: Plane, a: Answers, b: Answers) -> list[Field]:
     """100 (b - a) / a, and where only one of them has an answer."""
-    quantity = Quantity("Difference", "B - A, % of A", signed=True)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        percent = 100.0 * (b.latency_ms - a.latency_ms) / a.latency_ms
+    quantity = Quantity("Difference", "B - A, % of A", signed=True, zero="no difference")
+    percent = 100.0 * (b.served_ms - a.served_ms) / a.served_ms
     masks = {ONLY_A: a.answered & ~b.answered, ONLY_B: b.answered & ~a.answered, NEITHER: ~a.answered & ~b.answered}
+    masks[IDLE] = (a.status == Status.IDLE) & (b.status == Status.IDLE)
     return [
         Field(quantity, panel, line, percent[i], {label: mask[i] for label, mask in masks.items() if mask[i].any()})
         for i, (panel, line) in enumerate(plane.places())
@@ -290,7 +301,7 @@ def difference(plane: Plane, a: Answers, b: Answers) -> list[Field]:
 SHOWS: dict[str, Show] = {
     "latency": Show("Latency of {whole}", latency),
     "throughput": Show("Throughput, decode requests / latency,", throughput, needs_decode),
-    "coverage": Show("What is measured, interpolated and refused", coverage, evidence=True),
+    "coverage": Show("What is measured, interpolated and refused{widened}", coverage, evidence=True),
     "draft_length": Show("Tokens that a round must yield to pay", draft_length, needs_drafts, quantities=2),
     "sensitivity": Show("Sensitivity of {whole}", slopes, needs_pure_decode, quantities=2),
 }
