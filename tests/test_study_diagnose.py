@@ -151,3 +151,43 @@ def test_runs_that_differ_as_two_timing_scopes_do(factor, found):
 def test_no_rounds_and_anchors(noisy):
     assert codes(diagnose(None, noisy.where(noisy.depth > 9))) == ["thin_configurations", "thin_cells"]
     assert diagnose(None, replace(noisy, reference="interpolated_batch")) == []
+
+
+@pytest.mark.parametrize(
+    ("scale", "code"), [(1e3, "ratios_too_high"), (1e-3, "ratios_too_low"), (1e6, "ratios_too_high")]
+)
+def test_a_reference_in_other_units_or_of_another_machine(noisy, scale, code):
+    found = diagnose(None, replace(noisy, measured_ms=scale * noisy.measured_ms))
+    assert codes(found) == [code] and found[0]["places"] == 2 and "in ms" in found[0]["help"]
+    assert f"d = 1 is {1.25 * scale:.1e}"[:9] in found[0]["where"][0]
+
+
+def test_a_reference_of_a_machine_twice_as_fast(noisy):
+    """At d = 1 such rounds lose against ordinary steps; where only deep ones are scored, the intercept tells."""
+    slow = replace(noisy, measured_ms=2 * noisy.measured_ms)
+    for rounds, word in ((slow, "median T / F at d = 1"), (slow.where(slow.depth > 2), "intercept")):
+        found = diagnose(None, rounds)
+        assert codes(found)[0] == "ratios_too_high" and word in found[0]["what"]
+    costly = tuple(c._replace(method="draft_model") for c in noisy.configs)  # d passes of a model half as large
+    measured = (0.55 * noisy.depth + 1.2 * (noisy.depth > 1)) * noisy.reference_ms
+    assert codes(diagnose(None, replace(noisy, configs=costly, measured_ms=measured))) == ["other_drafter"]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("latency", [1e308, 1e290, 2.3e-308, 1e-320])
+def test_one_latency_that_none_can_be_is_one_diagnosis(noisy, latency):
+    for column in ("measured_ms", "reference_ms"):
+        values = getattr(noisy, column).copy()
+        values[5] = latency
+        found = diagnose(None, replace(noisy, **{column: values}))
+        assert codes(found) == ["implausible_latencies"] and found[0]["places"] == 1
+        assert "round 21: T = " in found[0]["where"][0]
+
+
+def test_a_model_of_another_deployment():
+    study = read_study(synthetic(gpus=("H100",), true={MTP: (0.08, 1.25)}, rounds=lambda d: 20))
+    cell = {"model": "Qwen/Qwen3-32B", "system": "b300_sxm", "tp": 1, "gemm_quant_mode": "bfloat16"}
+    model = {"kind": "Direct", "digest": "0" * 64, "cell": cell | {"backend": "vllm", "backend_version": "0.20.1"}}
+    found = diagnose(study, score(study), model)
+    assert codes(found) == ["other_reference"] and found[0]["places"] == 4
+    assert found[0]["what"].endswith("GPU: H100 in the study, b300_sxm in the model")

@@ -14,7 +14,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from fpmjax.study import svg
-from fpmjax.study.reading import error_interval, formula, group_name, headline, line_of, number, pooled
+from fpmjax.study.reading import (
+    drawable,
+    error_interval,
+    formula,
+    group_name,
+    headline,
+    line_of,
+    nothing_drawn,
+    number,
+    panel_name,
+    pooled,
+    residuals,
+    span,
+)
 
 WIDTH, COLUMNS = 1000, 2  # pixels of the chart, and panels beside each other
 GAP, LEFT, RIGHT = 24, 58, 12  # around panels, and inside one beside its plots
@@ -39,7 +52,7 @@ class Axis:
 
 def chart(document: dict[str, Any]) -> str:
     """The SVG of a study's document."""
-    cells = [cell for cell in document["cells"] if cell["rounds"]]
+    cells = [cell for cell in document["cells"] if cell["rounds"] and all(map(drawable, errors_of(cell)))]
     series = sorted({group_name(cell) for cell in cells})
     looks = {name: svg.look(i) for i, name in enumerate(series)}
     gpus = sorted({cell["gpu"] for cell in cells})
@@ -57,7 +70,7 @@ def chart(document: dict[str, Any]) -> str:
         *legend,
     ]
     if not gpus:
-        body.append(svg.text(WIDTH / 2, top + tall / 2, "no round was scored", size=14, anchor="middle"))
+        body.append(svg.text(WIDTH / 2, top + tall / 2, nothing_drawn(document), size=14, anchor="middle"))
     shared = Shared(document, series, looks, wide, highest_error(document, cells), span_of_ratios(document, cells))
     for i, gpu in enumerate(gpus):
         row, column = divmod(i, columns)
@@ -86,7 +99,7 @@ def highest_error(document: dict[str, Any], cells: Sequence[dict[str, Any]]) -> 
 
 
 def span_of_ratios(document: dict[str, Any], cells: Sequence[dict[str, Any]]) -> list[float]:
-    found = [c["config_ratio_median"] for c in document["configurations"] if c["rounds"]]
+    found = [c["config_ratio_median"] for c in document["configurations"] if drawable(c["config_ratio_median"])]
     depths = [cell["draft_length"] for cell in cells]
     lines = [line_of(document["rule"]), line_of(pooled(document))]
     found += [line(d) for line in lines if line for d in depths]
@@ -162,7 +175,7 @@ def panel(shared: Shared, gpu: str, cells: Sequence[dict[str, Any]], x: float, y
 
     top, bottom = y + ABOVE, y + ABOVE + ERRORS
     up = Axis(shared.error_ticks[0], shared.error_ticks[-1], bottom, top)
-    yield svg.text(x, y + 20, svg.fitted(gpu, shared.width, 15.5), size=14, bold=True)
+    yield svg.text(x, y + 20, svg.fitted(panel_name(shared.document, gpu), shared.width, 15.5), size=14, bold=True)
     yield from frame(up, shared.error_ticks, left, right)
     yield svg.upright(x + 12, (top + bottom) / 2, "MAPE, %")
     for cell in cells:
@@ -199,7 +212,7 @@ def error_bar(cell: dict[str, Any], look: svg.Look, x: float, wide: float, up: A
     mape, equal = errors_of(cell)
     where = f"{cell['gpu']}, {group_name(cell)}, d = {cell['draft_length']}"
     interval = error_interval(cell)
-    between = f" ({number(interval[0])}..{number(interval[1])})" if interval else ""
+    between = f" ({span(interval)})" if interval else ""
     tip = f"{where}: {number(mape)} %{between} round-weighted, {number(equal)} % equal-configuration"
     yield svg.bar(x - wide / 2, up(mape), wide, up(up.low) - up(mape), look, tip)
     top = max(mape, equal)
@@ -217,9 +230,9 @@ def dots(
     """Configurations of one cell beside each other in their order, so that equal ones do not hide."""
     found: dict[tuple[int, str], list[float]] = {}
     for c in shared.document["configurations"]:
-        if c["gpu"] == gpu and c["rounds"]:
+        if c["gpu"] == gpu and drawable(c["config_ratio_median"]) and c["draft_length"] in middle:
             found.setdefault((c["draft_length"], group_name(c)), []).append(c["config_ratio_median"])
-    for (d, name), ratios in sorted(found.items()):
+    for (d, name), ratios in sorted((key, ratios) for key, ratios in found.items() if key[1] in place):
         for i, ratio in enumerate(ratios):
             aside = ((i + 0.5) / len(ratios) - 0.5) * 0.8 * wide
             yield svg.mark(middle[d] + place[name] + aside, up(ratio), shared.looks[name], 2.8)
@@ -230,7 +243,8 @@ LEANINGS = {"widened_batch": "widened batch (d+1)B", "kv_tokens": "past KV token
 
 def leanings(document: dict[str, Any], looks: dict[str, svg.Look], y: float) -> Iterator[str]:
     """Signed errors over (d+1)B and over K, each over the doublings of its values."""
-    found = {key: rows for key, rows in document["residuals"].items() if rows}
+    found = {key: residuals(document, key) for key in document["residuals"]}
+    found = {key: rows for key, rows in found.items() if rows}
     if not found:
         return
     title = "Error of the rounds, all GPUs: mark, their median; bar, 80 % of them; above 0 the rule says too much"
@@ -272,4 +286,7 @@ def described(document: dict[str, Any], cells: Sequence[dict[str, Any]]) -> str:
             f"{cell['gpu']}, {group_name(cell)}, d = {cell['draft_length']}: round-weighted MAPE {number(mape)} %, "
             f"equal-configuration MAPE {number(equal)} %"
         )
+    hidden = sum(cell["rounds"] > 0 for cell in document["cells"]) - len(cells)
+    if hidden:
+        told.append(f"{hidden} cells have errors beyond any scale, by latencies that none can be, and are not drawn")
     return ". ".join(told) or "No round was scored"

@@ -13,8 +13,9 @@ import numpy as np
 
 from fpmjax.study.columns import CONFIGURATION
 from fpmjax.study.exclude import WARMUP
+from fpmjax.study.identity import mismatches
 from fpmjax.study.reading import config_name, group_name
-from fpmjax.study.refit import ratio_of, refit
+from fpmjax.study.refit import PLAUSIBLE, plausible, ratio_of, refit
 from fpmjax.study.rules import coded
 from fpmjax.study.statistics import medians, partial, thin
 
@@ -29,28 +30,35 @@ LOW_INTERCEPT = 1.05  # just above it: published rules and other engines have 1.
 ROUNDS_ALIKE = 0.05  # of a multiple: how far from 2 or 3 medians a merged round lies; rounds scatter by a few per cent
 CROWDED = 4  # times as many rounds at the multiple as half-way to it, where the tail of slow rounds would pass
 MERGED_CONFIG, MERGED_GROUP = (0.1, 5), (0.02, 16)  # share of the rounds, and number: fewer are chance
+LATENCIES = (1e-9, 1e12)  # milliseconds; what lies outside is no evidence for anything
 SCOPES_APART = 0.08  # just below what two scopes differed by
 WHOLE = 0.1  # of a multiple, between configurations of one model, method and draft length
+LOWEST_RATIO = 0.5  # of the ordinary pass that a round contains
+HIGHEST_INTERCEPT = 2.0  # what a round costs beside its drafts: published rules and other engines have 1.04 to 1.3
 LEAST_DEPTHS = 3  # two fix a line, and only a third can contradict it
 LEAST_CONFIGS, LEAST_ROUNDS = 2, 16  # in a cell: to draw from, and one run of rounds that are alike
 SHOWN = 8  # places named
 WITHOUT_DRAFTER = ("ngram", "draft_model", "other")  # drafts cost next to nothing, or a forward pass of another model
 
 
-def diagnose(study: Study | None, scored: Scored) -> list[dict[str, Any]]:
+def diagnose(study: Study | None, scored: Scored, model: dict[str, Any] | None = None) -> list[dict[str, Any]]:
     """Everything that applies, in a fixed order; an ordinary study has none.
 
     study: what was scored, for what the scored rounds do not say (None: runs are not compared with each other).
+    model: what the document says of the model that the reference comes from.
 
     Every entry: `code`; `what` was seen, one sentence; `where`, at most eight places in words, and how many there are
     in `places`; `help`, what to do about it.
     """
+    rounds = scored.where(plausible(ratio_of(scored)))  # one latency of 1e308 is one mistake, not five
     checks = (
+        implausible_latencies(scored),
+        other_reference(study, model),
         mixed_scopes(study),
-        draft_time(scored),
+        draft_time(rounds),
         other_drafters(scored),
-        merged_rounds(scored),
-        few_depths(scored),
+        merged_rounds(rounds),
+        few_depths(rounds),
         thin_configurations(scored),
         thin_cells(scored),
         partial_configurations(scored),
@@ -60,6 +68,40 @@ def diagnose(study: Study | None, scored: Scored) -> list[dict[str, Any]]:
 
 def told(code: str, what: str, where: Sequence[str], help: str) -> dict[str, Any]:
     return {"code": code, "what": what, "where": list(where[:SHOWN]), "places": len(where), "help": help}
+
+
+def implausible_latencies(scored: Scored) -> Iterator[dict[str, Any]]:
+    """Rounds whose T / F no mistake of units explains; nothing is fitted with them, and errors may be no numbers."""
+    wrong = np.flatnonzero(~plausible(ratio_of(scored)))
+    if len(wrong):
+        found = [
+            f"{config_name(scored.configs[scored.config[i]]._asdict())}, round {scored.round_index[i]}: "
+            f"T = {scored.measured_ms[i]:.3g} ms, F = {scored.reference_ms[i]:.3g} ms"
+            for i in wrong[:SHOWN]
+        ]
+        low, high = PLAUSIBLE
+        yield told(
+            "implausible_latencies",
+            f"{len(wrong):,} rounds have a T / F outside of {low:g}..{high:g}, so that nothing is fitted and errors "
+            f"beyond float64 are null: {found[0]}",
+            found,
+            "See what wrote these latencies, the round's or those of the ordinary steps behind F; mark them invalid",
+        ) | {"places": len(wrong)}
+
+
+def other_reference(study: Study | None, model: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
+    """A reference from a model of another deployment, or of another clock, by the names on both sides."""
+    if study is None or model is None:
+        return
+    from fpmjax.study.parts import scope_of
+
+    if found := mismatches(model, scope_of(study)):
+        yield told(
+            "other_reference",
+            f"the reference is of something else than the rounds: {found[0]}",
+            found,
+            "Take a model of this deployment, timed by this clock; where only the spelling differs, all is well",
+        )
 
 
 def mixed_scopes(study: Study | None) -> Iterator[dict[str, Any]]:
@@ -78,6 +120,7 @@ def mixed_scopes(study: Study | None) -> Iterator[dict[str, Any]]:
     place = config * runs + c["study_id"][rows]
     count = np.bincount(place, minlength=size * runs)
     middle = medians(c["latency_ms"][rows], place, count).reshape(size, runs)
+    middle[(middle < LATENCIES[0]) | (middle > LATENCIES[1])] = np.nan  # told as implausible
     found = []
     for i in range(runs):
         for j in range(i + 1, runs):
@@ -97,22 +140,40 @@ def mixed_scopes(study: Study | None) -> Iterator[dict[str, Any]]:
 
 
 def draft_time(scored: Scored) -> Iterator[dict[str, Any]]:
-    """Ratios that leave no room for drafting.
+    """Ratios that leave no room for drafting, or far too much.
 
+    ratios_too_low: at some draft length the median ratio is below one half: less than half of the ordinary pass that
+    the round contains.  ratios_too_high: it is d + 1 or more, so that the round would lose against ordinary steps even
+    if all its drafts were accepted, or the intercept is 2 or more.  Both are wrong units, or a reference of another
+    machine, and then nothing else is said of the group.
     draft_time_missing: the median ratio at the deepest draft length exceeds 1 by less than half of what the lowest
     public line does.  baseline_loaded: there is room, but the intercept is below 1.05; ordinary steps of an engine
     with the drafter loaded took 6.6 to 21.6 % longer (vLLM issue 49548), which is divided out of every ratio.
     """
-    missing, loaded = [], []
-    for name, rounds in groups(scored, but=WITHOUT_DRAFTER):
-        deepest = int(rounds.depth.max())
-        ratio = float(np.median(config_ratios(rounds.where(rounds.depth == deepest))))
-        floor = 1 + (LOWEST[0] * deepest + LOWEST[1] - 1) / 2
+    low, high, missing, loaded = [], [], [], []
+    for name, rounds in groups(scored):
+        depths = np.unique(rounds.depth).tolist()
+        middles = {d: float(np.median(config_ratios(rounds.where(rounds.depth == d)))) for d in depths}
+        one_layer = scored.configs[rounds.config[0]].method not in WITHOUT_DRAFTER
         fit = refit(rounds, anchors=True)
-        if ratio < floor:
-            missing.append(f"{name}: median T / F at d = {deepest} is {ratio:.3f}, below {floor:.3f}")
-        elif fit.fitted and fit.unclipped[1] < LOW_INTERCEPT:
-            loaded.append(f"{name}: intercept {fit.unclipped[1]:.3f}")
+        intercept = fit.unclipped[1] if one_layer else np.nan  # NaN, too, where nothing was fitted
+        floor = 1 + (LOWEST[0] * depths[-1] + LOWEST[1] - 1) / 2
+        if under := [d for d in depths if middles[d] < LOWEST_RATIO]:
+            low.append(f"{name}: median T / F at d = {under[0]} is {middles[under[0]]:.3g}")
+        elif over := [d for d in depths if middles[d] >= d + 1]:
+            high.append(f"{name}: median T / F at d = {over[0]} is {middles[over[0]]:.3g}")
+        elif intercept >= HIGHEST_INTERCEPT:
+            high.append(f"{name}: intercept {intercept:.3g}")
+        elif one_layer and (ratio := middles[depths[-1]]) < floor:
+            missing.append(f"{name}: median T / F at d = {depths[-1]} is {ratio:.3f}, below {floor:.3f}")
+        elif intercept < LOW_INTERCEPT:
+            loaded.append(f"{name}: intercept {intercept:.3f}")
+    units = "Check that all of latency_ms is in ms, and that F was measured on this machine, engine and timing scope"
+    if low:
+        yield told("ratios_too_low", f"rounds take less than half of the pass they contain: {low[0]}", low, units)
+    if high:
+        more = f"{units}; rounds with prefill or host work in them are slow, too"
+        yield told("ratios_too_high", f"rounds cost more than their drafts can ever return: {high[0]}", high, more)
     if missing:
         yield told(
             "draft_time_missing",
@@ -250,11 +311,10 @@ def partial_configurations(scored: Scored) -> Iterator[dict[str, Any]]:
         )
 
 
-def groups(scored: Scored, but: Sequence[str] = ()) -> Iterator[tuple[str, Scored]]:
-    """(model + method, its rounds), sorted; without those that have no rounds, and without some methods."""
-    kept = [None if config.method in but else group_name(config._asdict()) for config in scored.configs]
-    names = np.array(kept, object)
-    for name in sorted({name for name in names[scored.count > 0].tolist() if name is not None}):
+def groups(scored: Scored) -> Iterator[tuple[str, Scored]]:
+    """(model + method, its rounds), sorted; without those that have no rounds."""
+    names = np.array([group_name(config._asdict()) for config in scored.configs], object)
+    for name in sorted(set(names[scored.count > 0].tolist())):
         yield name, scored.where((names == name)[scored.config])
 
 

@@ -10,14 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from fpmjax.errors import OptionError
-from fpmjax.rule import SpeculativeRule
 from fpmjax.study.exclude import exclude
 from fpmjax.study.read import IN_MEMORY, Study
 from fpmjax.study.reading import POOLED, group_name
 from fpmjax.study.refit import LOSSES, WEIGHTS, refit
-from fpmjax.study.scored import Scored, score
-from fpmjax.study.statistics import statistics
+from fpmjax.study.scored import Scored
+from fpmjax.study.statistics import finite, percent, quiet, statistics
 
 DIGITS = 9  # significant ones of every number: the last bits differ between machines
 SCOPE = ("study_id", "gpu", "tp", "dtype", "framework", "framework_version", "model", "method", "attention_backend")
@@ -87,20 +85,6 @@ def models_of(model: Any) -> Any:
     return {", ".join(map(str, key)): about_model(one) for key, one in sorted(model.items())}
 
 
-def beside(study: Study, rule: SpeculativeRule, reference: str, repetition: int, warmup: int) -> dict[str, Any] | None:
-    """With the estimator as reference: the same statistics against the measured one, and the estimator's own error.
-
-    An estimator adds its error to the rule's; these numbers tell the two apart.  None where they say nothing.
-    """
-    if reference != "estimator":
-        return None
-    try:
-        scored = score(study, reference="measured", repetition=repetition, warmup=warmup)
-    except OptionError:
-        return None
-    return {"measured": statistics(scored, scored.predict(rule))} if len(scored) else None
-
-
 def refits_of(scored: Scored) -> Iterator[dict[str, Any]]:
     """Every loss and weighting, over all rounds and over each model and method: the main one of each first."""
     for name, mask in ({POOLED: np.ones(len(scored), bool)} | groups_of(scored)).items():
@@ -127,7 +111,7 @@ def refit_row(scored: Scored, group: str, loss: str, weights: str) -> dict[str, 
 
 def residuals(scored: Scored, predicted: np.ndarray) -> dict[str, list[dict[str, Any]]]:
     """How the signed errors of each model + method move with (d+1)B and with K: by value, or in bins of equal ratio."""
-    signed = 100.0 * (predicted - scored.measured_ms) / scored.measured_ms
+    signed = percent(predicted, scored.measured_ms)
     groups = groups_of(scored)
     found: dict[str, list[dict[str, Any]]] = {}
     for name, x in {"widened_batch": scored.widened, "kv_tokens": scored.kv}.items():
@@ -153,11 +137,13 @@ def binned(x: np.ndarray, place: np.ndarray, signed: np.ndarray) -> Iterator[dic
     """One row per bin that has rounds; those that do not say their KV are left out."""
     for i in np.unique(place[x >= 0]).tolist():
         here = (place == i) & (x >= 0)
-        low, middle, high = np.percentile(signed[here], [10, 50, 90]).tolist()
+        with quiet():
+            low, middle, high = (finite(x) for x in np.percentile(signed[here], [10, 50, 90]))
+            bias = finite(signed[here].mean())
         yield (
             {"low": int(x[here].min()), "high": int(x[here].max()), "rounds": int(here.sum())}
             | {"p10_round_error": low, "median_round_error": middle, "p90_round_error": high}
-            | {"round_weighted_bias": float(signed[here].mean())}
+            | {"round_weighted_bias": bias}
         )
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from fpmjax.study.identity import model_in_words
 from fpmjax.study.reading import (
     MAIN,
     POOLED,
@@ -16,8 +18,12 @@ from fpmjax.study.reading import (
     line_of,
     number,
     refit_of,
+    signed,
+    sizes_pooled,
+    span,
 )
-from fpmjax.study.summary import excluded, signed, summary
+from fpmjax.study.summary import excluded, summary
+from fpmjax.study.verdict import meaning, verdict
 
 WORST, MANY = 10, 16  # configurations, and values of a column, that are listed
 CODE = "```"
@@ -29,6 +35,7 @@ def report(document: dict[str, Any]) -> str:
         f"# Calibration study: {', '.join(document['scope']['study_id'])}",
         f"Is the rule {formula(document['rule'])} for the factor of a speculative round right here? "
         f"{headline(document)}. Every number below comes from `result.json`.",
+        f"**{capital(verdict(document))}.** {meaning(document)}",
         "\n".join([CODE, *summary(document), CODE]),
         "![Errors and ratios by draft length](chart.svg)",
         *setup(document),
@@ -41,6 +48,10 @@ def report(document: dict[str, Any]) -> str:
         *rebuild(document),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def capital(words: str) -> str:
+    return words[:1].upper() + words[1:]
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
@@ -91,14 +102,6 @@ REFERENCES = {
     "interpolated_batch": "interpolated_batch: linear between measured batches; anchors only, never data for a fit",
     "estimator": "estimator: a model's answers, whose own error is in every number below",
 }
-
-
-def model_in_words(model: dict[str, Any]) -> str:
-    if "kind" not in model:
-        return "; ".join(f"{key}: {model_in_words(one)}" for key, one in model.items())
-    cell = model.get("cell") or {}
-    who = f" of {cell['model']} on {cell['system']}, TP{cell['tp']}" if cell else ""
-    return f"{model['kind']}{who}, sha256 {model['digest'][:16]}"
 
 
 def left_out(document: dict[str, Any]) -> Iterator[str]:
@@ -158,11 +161,17 @@ def fixed_rule(document: dict[str, Any]) -> Iterator[str]:
     yield f"## The fixed rule: {formula(document['rule'])}"
     bounds = document["intervals"] or {}
     headers = ["statistic", "%", "interval"] + (["% against measured F"] if beside else [])
+    if beside:
+        yield (
+            f"The estimator answers {overall['rounds']:,} rounds; measured references have "
+            f"{beside['measured']['rounds']:,} rounds in {beside['measured']['scored_configurations']:,} "
+            f"configurations, which are not the same ones. {common_rounds(beside['common'])}"
+        )
     rows = []
     for name, words in STATISTICS.items():
         ends = bounds.get(f"{name}_interval")
         value = signed(overall[name]) if "bias" in name else number(overall[name])
-        row = [f"{words} (`{name}`)", value, "-" if ends is None else f"{number(ends[0])}..{number(ends[1])}"]
+        row = [f"{words} (`{name}`)", value, "-" if ends is None else span(ends)]
         rows.append(row + ([number(beside["measured"][name])] if beside else []))
     yield table(headers, rows)
     headers = [
@@ -184,14 +193,14 @@ def fixed_rule(document: dict[str, Any]) -> Iterator[str]:
                 str(cell["draft_length"]),
                 f"{cell['rounds']:,}",
                 number(cell["cell_round_weighted_mape"]),
-                "-" if ends is None else f"{number(ends[0])}..{number(ends[1])}",
+                "-" if ends is None else span(ends),
                 number(cell["cell_equal_config_mape"]),
                 signed(cell["cell_round_weighted_bias"]),
             ]
         )
     yield table([*headers, "round-weighted bias %"], rows, 2)
     some = [c for c in document["configurations"] if c["rounds"]]
-    worst = sorted(some, key=lambda c: -c["config_mape"])[:WORST]
+    worst = sorted(some, key=lambda c: -math.inf if c["config_mape"] is None else -c["config_mape"])[:WORST]
     rows = [
         [
             config_name(c),
@@ -204,6 +213,21 @@ def fixed_rule(document: dict[str, Any]) -> Iterator[str]:
     ]
     yield f"The {len(worst)} configurations with the largest MAPE, of {len(some):,}:"
     yield table(["configuration", "rounds", "MAPE %", "bias %", "median T / F"], rows)
+
+
+def common_rounds(common: dict[str, Any]) -> str:
+    """The two references on the rounds that have both."""
+    if not common["rounds"]:
+        return "No round has both, so the estimator's own error is unknown."
+    one, other, error = common["measured"], common["estimator"], common["estimator_error"]
+    return (
+        f"On the {common['rounds']:,} rounds in {common['configurations']:,} configurations that have both, the rule "
+        f"is off by {number(one['round_weighted_mape'])} % by the measured reference (bias "
+        f"{signed(one['round_weighted_bias'])} %) and by {number(other['round_weighted_mape'])} % by the estimator "
+        f"(bias {signed(other['round_weighted_bias'])} %), round-weighted. There the estimator itself is off by "
+        f"{number(error['round_weighted_mape'])} % (bias {signed(error['round_weighted_bias'])} %, at most "
+        f"{number(error['max_round_ape'])} %)."
+    )
 
 
 def refits(document: dict[str, Any]) -> Iterator[str]:
@@ -240,13 +264,24 @@ def refits(document: dict[str, Any]) -> Iterator[str]:
     )
     if any(fit["status"] == "clipped" for fit in found):
         yield "`clipped`: the best pair of all has a negative coefficient, which no round can have."
+    bounded = [fit for fit in found if (fit["loss"], fit["weights"]) == MAIN]
+    for fit in bounded:
+        if why := fit.get("no_interval"):
+            yield f"No interval of {fit['group']}: {why}."
+        elif fit.get("singular_draws"):
+            yield (
+                f"Of the {document['intervals']['draws']:,} draws of {fit['group']}, {fit['singular_draws']:,} hold "
+                "one draft length only and have no fit; the interval is of the others."
+            )
+    if any(fit["status"] == "implausible" for fit in found):
+        yield "`implausible`: some T / F is no ratio of a round, see what to look at; nothing was fitted."
     if any(fit["status"] == "singular" for fit in found):
         yield "`singular`: one draft length says nothing about a slope; only the mean ratio is known."
 
 
 def coefficient(fit: dict[str, Any], name: str) -> str:
     ends = fit.get(f"{name}_interval")
-    return f"{fit[name]:.4f}" + ("" if ends is None else f" ({ends[0]:.4f}..{ends[1]:.4f})")
+    return number(fit[name], 4) + ("" if ends is None else f" ({span(ends, 4)})")
 
 
 def splits(document: dict[str, Any]) -> Iterator[str]:
@@ -295,6 +330,13 @@ def limits(document: dict[str, Any]) -> Iterator[str]:
         )
     if document["intervals"] is None:
         lines.pop(0)
+    elif document["intervals"]["strata_of_one"]:
+        lines.append(
+            f"{document['intervals']['strata_of_one']:,} of {document['intervals']['strata']:,} strata (GPU, model, "
+            "method) hold one configuration: resampling changes nothing there, and the intervals leave it out."
+        )
+    if pools := sizes_pooled(document):
+        lines.append(f"A cell is of a GPU, model, method and draft length: {pools}. The split by tp tells them apart.")
     yield "\n".join(f"- {line}" for line in lines)
 
 

@@ -20,12 +20,13 @@ from fpmjax.progress import Progress
 from fpmjax.rule import PUBLISHED, RuleInterval, SpeculativeRule
 from fpmjax.rule_file import rule_text
 from fpmjax.speculative import check_rule
+from fpmjax.study.beside import beside
 from fpmjax.study.bootstrap import DRAWS, bootstrap
 from fpmjax.study.diagnose import diagnose
 from fpmjax.study.exclude import WARMUP
 from fpmjax.study.folder import RULE, write_folder
+from fpmjax.study.identity import reference_in_words
 from fpmjax.study.parts import (
-    beside,
     data_name,
     inputs_of,
     kept_files,
@@ -37,11 +38,12 @@ from fpmjax.study.parts import (
     scope_of,
 )
 from fpmjax.study.read import Study, read_study
-from fpmjax.study.reading import MAIN, POOLED, refit_of
-from fpmjax.study.refit import LOSSES, WEIGHTS
+from fpmjax.study.reading import MAIN, POOLED, headline, refit_of
+from fpmjax.study.refit import LOSSES, WEIGHTS, refuse_unfitted
 from fpmjax.study.scored import Scored, score
 from fpmjax.study.splits import splits
 from fpmjax.study.statistics import cells, configurations, statistics
+from fpmjax.study.verdict import verdict
 
 FORMAT, VERSION = "fpmjax calibration study", 1
 SEED = 0
@@ -50,7 +52,7 @@ KEYS += ("refits", "intervals", "splits", "diagnoses", "cells", "configurations"
 """Of the document, in the order in which they are written: what is asked first comes first."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class StudyResult:
     """What a study found.
 
@@ -61,12 +63,26 @@ class StudyResult:
     document: dict[str, Any]
     files: Mapping[str, bytes]
 
+    def __repr__(self) -> str:
+        return f"StudyResult({headline(self.document)}; {verdict(self.document).partition(':')[0]})"
+
+    def summary(self) -> str:
+        """What the command prints: the verdict, errors, refit and diagnoses in about ten lines."""
+        from fpmjax.study.summary import summary
+
+        return "\n".join(summary(self.document))
+
+    @property
+    def refit(self) -> dict[str, Any] | None:
+        """The pooled refit as the document has it; None for anchors, and without scored rounds."""
+        return refit_of(self.document)
+
     def rule(self, group: str = POOLED) -> SpeculativeRule:
         """A refit as a rule, with its provenance and its interval.
 
         group: `pooled`, or the `model + method` of one group.
 
-        Raises OptionError: `group` for one that is not there, `singular` where nothing was fitted.
+        Raises OptionError: `group` for one that is not there, `singular` or `implausible` where nothing was fitted.
         """
         return rule_of(self.document, group)
 
@@ -133,7 +149,7 @@ def run_study(
         "rows": rows_of(study, warmup),
         "rule": fixed.document(),
         "overall": statistics(scored, predicted),
-        "beside": beside(study, fixed, reference, repetition, warmup),
+        "beside": beside(study, scored, fixed, repetition, warmup),
         "cells": cells(scored, predicted),
         "configurations": configurations(scored, predicted),
         "residuals": residuals(scored, predicted),
@@ -153,8 +169,9 @@ def judged(
     progress: bool,
 ) -> dict[str, Any]:
     """Refits, intervals and splits, which anchors do not have; and what looks wrong with the measurements."""
+    seen = diagnose(study, scored, document["reference"]["model"])
     if scored.anchors_only or not len(scored):
-        return {"refits": [], "intervals": None, "splits": [], "diagnoses": diagnose(study, scored)}
+        return {"refits": [], "intervals": None, "splits": [], "diagnoses": seen}
     with Progress("resampling", asked["draws"], unit="draws") if progress else NO_BAR as bar:
         loss, weights = MAIN
         found = bootstrap(
@@ -174,7 +191,7 @@ def judged(
         main = refit_of({"refits": refits}, fit["group"])
         main |= {name: x for name, x in fit.items() if name != "group"}
     held_out = splits(scored, fixed, earlier=earlier_of(study, asked, model), loss=loss, weights=weights)
-    return {"refits": refits, "intervals": found, "splits": held_out, "diagnoses": diagnose(study, scored)}
+    return {"refits": refits, "intervals": found, "splits": held_out, "diagnoses": seen}
 
 
 def earlier_of(study: Study, asked: Mapping[str, Any], model: Any) -> Scored | None:
@@ -186,7 +203,7 @@ def earlier_of(study: Study, asked: Mapping[str, Any], model: Any) -> Scored | N
 
 
 NO_BAR = nullcontext()
-CELL_INTERVALS = ("cell_round_weighted_mape_interval", "cell_equal_config_mape_interval")
+CELL_INTERVALS = ("cell_round_weighted_mape_interval", "cell_equal_config_mape_interval", "no_interval")
 
 
 def place(cell: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -211,10 +228,7 @@ def rule_of(document: dict[str, Any], group: str = POOLED) -> SpeculativeRule:
         hint = f"one of {', '.join(groups)}" if groups else "anchors, and studies without scored rounds, have no refit"
         refuse_option("group", f"there is no refit of {group!r}", hint)
     if fit["slope"] is None:
-        depths = ", ".join(map(str, fit["draft_lengths"]))
-        refuse_option(
-            "singular", f"rounds of one draft length ({depths}) fix no slope", "measure two draft lengths or more"
-        )
+        refuse_unfitted(fit["status"], fit["draft_lengths"])
     scope = document["scope"]
     told = [", ".join(map(str, scope[name])) for name in ("study_id", "gpu", "framework", "framework_version")]
     who = ", ".join(scope["model"]) if group == POOLED else group
@@ -222,6 +236,8 @@ def rule_of(document: dict[str, Any], group: str = POOLED) -> SpeculativeRule:
         f"study {told[0]}: {who} on {told[1]}, {told[2]} {told[3]}, {fit['rounds']:,} rounds in "
         f"{fit['configurations']:,} configurations, timing scope {', '.join(scope['timing_scope'])}"
     )
+    if document["reference"]["model"]:
+        provenance += f"; reference {reference_in_words(document)}"
     interval = None
     if fit.get("slope_interval") and fit.get("intercept_interval"):
         level = document["intervals"]["level"]
@@ -239,6 +255,8 @@ def origin_of(document: dict[str, Any], group: str) -> dict[str, Any]:
         "group": group,
         **{name: fit[name] for name in (*names, "equal_config_mape", "round_weighted_bias")},
         "reference": document["reference"]["mode"],
+        "reference_model": document["reference"]["model"],
+        "verdict": verdict(document),
         "scope": document["scope"],
         "inputs": [{name: entry[name] for name in ("file", "sha256")} for entry in document["inputs"]],
         "fpmjax": document["fpmjax"],

@@ -72,6 +72,8 @@ class Scored:
     """Reason -> int64 [configs], rounds left out before any reference was looked for."""
     reference: str = "measured"
     """Where `reference_ms` comes from: `measured`, `interpolated_batch` (anchors only: no fit data) or `estimator`."""
+    row: np.ndarray | None = None
+    """int64 [n], the study's row of each round; None where the rounds come from no study."""
     missing: tuple[Mapping[str, Any], ...] = ()
     """The unmatched rounds, one entry for each configuration that has any."""
 
@@ -122,8 +124,9 @@ class Scored:
 
     def where(self, mask: np.ndarray) -> Scored:
         """The rounds of a boolean mask [n].  Configurations keep their index, their unmatched and excluded counts."""
-        columns = ("depth", "reference_ms", "measured_ms", "config", "kv", "repetition", "round_index")
-        return replace(self, **{name: getattr(self, name)[mask] for name in columns})
+        columns = ("depth", "reference_ms", "measured_ms", "config", "kv", "repetition", "round_index", "row")
+        found = {name: getattr(self, name) for name in columns}
+        return replace(self, **{name: values if values is None else values[mask] for name, values in found.items()})
 
 
 def score(
@@ -188,6 +191,7 @@ def score(
         unmatched=unmatched,
         excluded=excluded,
         reference=reference,
+        row=rows,
         missing=missing,
     )
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fpmjax.study.reading import config_name, formula, line_of, number, pooled
+from fpmjax.study.identity import reference_in_words
+from fpmjax.study.reading import config_name, formula, line_of, number, pooled, signed, sizes_pooled, span
+from fpmjax.study.verdict import verdict
 
 
 def summary(document: dict[str, Any]) -> list[str]:
@@ -14,12 +16,16 @@ def summary(document: dict[str, Any]) -> list[str]:
     lines = [
         f"scored    {overall['rounds']:,} rounds in {overall['scored_configurations']:,} of "
         f"{overall['configurations']:,} configurations; {overall['unmatched']:,} unmatched; {excluded(overall)}",
-        f"          timing scope {', '.join(document['scope']['timing_scope'])}; reference {reference(document)}",
+        f"          timing scope {', '.join(document['scope']['timing_scope'])}; reference "
+        f"{reference_in_words(document)}",
     ]
+    if pools := sizes_pooled(document):
+        lines.append(f"          {pools} in a cell, which is of a GPU, model, method and draft length")
     if not overall["rounds"]:
         return [*lines, "rule      no round has a reference, so nothing is judged", *diagnosis_lines(document)]
     bounds = document["intervals"] or {}
     lines += [
+        f"right?    {verdict(document)}",
         f"rule      {formula(rule)}: MAPE {number(overall['round_weighted_mape'])} % round-weighted"
         f"{between(bounds.get('round_weighted_mape_interval'))}, {number(overall['equal_config_mape'])} % "
         f"equal-configuration{between(bounds.get('equal_config_mape_interval'))}",
@@ -29,13 +35,29 @@ def summary(document: dict[str, Any]) -> list[str]:
         f"          worst {number(overall['worst_config']['config_mape'])} %: {config_name(overall['worst_config'])}",
         *refit_lines(document),
     ]
-    if document["beside"]:
-        measured = document["beside"]["measured"]
-        lines.append(
-            f"measured  against the measured reference instead: {number(measured['round_weighted_mape'])} % "
-            f"round-weighted, {number(measured['equal_config_mape'])} % equal-configuration"
-        )
-    return lines + diagnosis_lines(document)
+    return lines + beside_lines(document) + diagnosis_lines(document)
+
+
+def beside_lines(document: dict[str, Any]) -> list[str]:
+    """With a model as reference: the rule by the measured one, and both on the same rounds."""
+    if not document["beside"]:
+        return []
+    measured, common = document["beside"]["measured"], document["beside"]["common"]
+    lines = [
+        f"measured  against the measured reference, which {measured['rounds']:,} rounds in "
+        f"{measured['scored_configurations']:,} configurations have: {number(measured['round_weighted_mape'])} % "
+        f"round-weighted, {number(measured['equal_config_mape'])} % equal-configuration"
+    ]
+    if not common["rounds"]:
+        return [*lines, "          no round has both references"]
+    one, other = (number(common[name]["round_weighted_mape"]) for name in ("measured", "estimator"))
+    error = common["estimator_error"]
+    return [
+        *lines,
+        f"          on the {common['rounds']:,} rounds that have both: {one} % by the measured one, {other} % by the "
+        f"estimator, whose own error is {number(error['round_weighted_mape'])} % "
+        f"(bias {signed(error['round_weighted_bias'])} %)",
+    ]
 
 
 def refit_lines(document: dict[str, Any]) -> list[str]:
@@ -43,13 +65,17 @@ def refit_lines(document: dict[str, Any]) -> list[str]:
     if fit is None:
         return ["refit     none: anchors are no data for a fit"]
     if not line_of(fit):
+        if fit["status"] == "implausible":
+            return ["refit     none: some T / F is implausible, see below"]
         return [
             f"refit     none: one draft length fixes no slope; mean ratio T / F {number(fit['ratio_mean'], 4)}",
         ]
-    ends = "no interval: too few configurations"
+    ends = f"no interval: {fit.get('no_interval') or 'too few configurations'}"
     if fit.get("slope_interval") and fit.get("intercept_interval"):
-        (a, b), (c, d), level = fit["slope_interval"], fit["intercept_interval"], document["intervals"]["level"]
-        ends = f"{100 * level:g} % interval: slope {a:.4f}..{b:.4f}, intercept {c:.4f}..{d:.4f}"
+        a, b = (span(fit[f"{name}_interval"], 4) for name in ("slope", "intercept"))
+        ends = f"{100 * document['intervals']['level']:g} % interval: slope {a}, intercept {b}"
+        if fit.get("singular_draws"):
+            ends += f"; {fit['singular_draws']:,} of {document['intervals']['draws']:,} draws had no fit"
     clipped = ", clipped at its limit" if fit["status"] == "clipped" else ""
     return [
         f"refit     {formula(fit)}{clipped} ({ends})",
@@ -65,11 +91,6 @@ def diagnosis_lines(document: dict[str, Any]) -> list[str]:
     return [f"{'look at  ' if i == 0 else '         '} {told['what']}" for i, told in enumerate(found)]
 
 
-def reference(document: dict[str, Any]) -> str:
-    told = document["reference"]
-    return told["mode"] + (" (anchors only)" if told["anchors_only"] else "")
-
-
 def excluded(counts: dict[str, Any]) -> str:
     """`256 excluded (256 warmup)`"""
     found = counts["excluded"]
@@ -78,8 +99,4 @@ def excluded(counts: dict[str, Any]) -> str:
 
 
 def between(ends: Sequence[float] | None) -> str:
-    return "" if ends is None else f" ({number(ends[0])}..{number(ends[1])})"
-
-
-def signed(value: float | None) -> str:
-    return "-" if value is None else f"{value:+.2f}"
+    return "" if ends is None else f" ({span(ends)})"
