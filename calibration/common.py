@@ -33,8 +33,9 @@ and `tests/test_calibration.py` compares them byte for byte."""
 
 INDEX = """# Calibration studies
 
-How far answers of this package can be trusted, shown on what anyone can check: each folder holds its data with the
-notices of their owners, one result, a chart, and one command that rebuilds them byte for byte. Errors are
+How far answers of this package can be trusted, shown on what anyone can check: each folder holds one result, a chart,
+and one command that rebuilds them byte for byte. Its data lie in its `data/`, with the notices of their owners; the
+parity study has none of its own and reads the recorded cases of `tests/cases`. Errors are
 `100 (predicted - measured) / measured`; they describe the data of a study and bound nothing else.
 
 {studies}
@@ -131,7 +132,7 @@ def fill(text: str, indent: str = "") -> str:
     return lines.replace("\0", " ")
 
 
-def study_page(folder: Path, result: Result, **tables: str) -> str:
+def study_page(folder: Path, result: Result, **tables: Any) -> str:
     """The README of a study: `page.md` of its folder with the numbers put in.
 
     A place such as `{r[by_depth][d1]:.2f}` takes a number of the result, `{cells}` a table of that name.

@@ -15,14 +15,18 @@ from fpmjax import __version__
 
 ROOT = Path(__file__).parent.parent
 TABLE = "fpmjax/data/fpm_forward_perf"
+
+
+def files(*patterns: str) -> set[str]:
+    """The files below the repository's root that match, caches aside."""
+    found = (path for pattern in patterns for path in ROOT.glob(pattern))
+    return {path.relative_to(ROOT).as_posix() for path in found if path.is_file() and "__pycache__" not in path.parts}
+
+
 # By name what must never be lost, and whatever else the package holds.
 MUST_CARRY = sorted(
     {"fpmjax/__init__.py", "fpmjax/py.typed", "fpmjax/data/NOTICE.md", f"{TABLE}.parquet", f"{TABLE}.metadata.json"}
-    | {
-        str(path.relative_to(ROOT))
-        for path in ROOT.glob("fpmjax/**/*")
-        if path.is_file() and "__pycache__" not in path.parts
-    }
+    | files("fpmjax/**/*")
 )
 SDIST_ONLY = [
     ".ci/run",
@@ -32,7 +36,11 @@ SDIST_ONLY = [
     "LICENSE",
     "tests/conftest.py",
     "benchmarks/runner.py",
+    "calibration/README.md",
     "calibration/common.py",
+    "notebooks/README.md",
+    "notebooks/01_ten_minutes.ipynb",
+    *sorted(files("calibration/**/*", "notebooks/*.py", "notebooks/*.ipynb")),
 ]
 
 

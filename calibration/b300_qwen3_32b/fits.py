@@ -8,11 +8,12 @@ import jax
 import numpy as np
 
 import fpmjax
-from calibration.b300_qwen3_32b.holdouts import LIVE, lattices, qwen3_32b, rounds
+from calibration.b300_qwen3_32b.holdouts import LIVE, composed, lattices, qwen3_32b, rounds
 from fpmjax import Observations, Status, learned, learned_fleet, regression
 
 SPLITS, FITTED, NARROW, LEVEL = 5, 0.7, 64, 0.9
 SHARE, HALF = 0.6, 0.5  # of each kind of live work, of the drain
+EVERY = 4  # of the many live decode rounds to fit beside prefill and mixed ones, one in so many
 KINDS = ("decode", "mixed", "prefill")
 
 
@@ -20,6 +21,7 @@ class Told(NamedTuple):
     """Answers beside measurements, float64 [n]; NaN where a model refuses, and of what it does not state.
 
     flagged: 1 where the model says of its answer that it is extrapolated, 0 where it says that it is not.
+    status: int8 [n], `Status` of each answer.
     """
 
     predicted: np.ndarray
@@ -27,6 +29,10 @@ class Told(NamedTuple):
     low: np.ndarray
     high: np.ndarray
     flagged: np.ndarray
+    status: np.ndarray
+
+    def where(self, which: np.ndarray) -> Told:
+        return Told(*(x[which] for x in self))
 
 
 def told(model: Any, seen: Observations) -> Told:
@@ -36,7 +42,7 @@ def told(model: Any, seen: Observations) -> Told:
     if answer.interval is not None:
         said[1:] = answer.interval.low_ms, answer.interval.high_ms, answer.support.extrapolated
     predicted, low, high, flagged = (np.where(ok, x, np.nan) for x in said)
-    return Told(predicted, np.asarray(seen.wall_ms), low, high, flagged)
+    return Told(predicted, np.asarray(seen.wall_ms), low, high, flagged, np.asarray(answer.status))
 
 
 def together(parts: list[Told]) -> Told:
@@ -46,9 +52,9 @@ def together(parts: list[Told]) -> Told:
 def on_lattices() -> dict[str, dict[str, dict[str, Told]]]:
     """Lattice -> model -> "narrow" | "wide": a share `FITTED` of the points up to `NARROW` fitted, in seeded splits.
 
-    `narrow` are the other points up to there, `wide` all beyond.
+    `narrow` are the other points up to there, `wide` all beyond.  The composed lattice is fitted with the others.
     """
-    found = lattices()
+    found = (*lattices(), composed())
     splits = [(x, seed) for x in found for seed in range(SPLITS)]
     masks = [fitted(x.points.batch, seed) for x, seed in splits]
     seen = [x.seen.where(mask) for (x, _), mask in zip(splits, masks, strict=True)]
@@ -64,7 +70,7 @@ def on_lattices() -> dict[str, dict[str, dict[str, Told]]]:
             own = out.setdefault(lattice.name, {}).setdefault(name, {"narrow": [], "wide": []})
             answers = told(model, lattice.seen)
             for question, which in (("narrow", narrow & ~mask), ("wide", ~narrow)):
-                own[question].append(Told(*(x[which] for x in answers)))
+                own[question].append(answers.where(which))
     return {a: {b: {c: together(x) for c, x in d.items()} for b, d in e.items()} for a, e in out.items()}
 
 
@@ -77,24 +83,27 @@ def fitted(batch: np.ndarray, seed: int) -> np.ndarray:
 
 
 def on_live_rounds() -> dict[str, dict[str, dict[str, Told]]]:
-    """Run -> model -> kind of work: its first `SHARE` in time order are fitted, the rest is asked."""
+    """Run -> model -> kind of work: of its first `SHARE` in time order some are fitted, and all the rest is asked.
+
+    Fitted are every prefill and mixed round, and of decode one in `EVERY`.
+    """
     out: dict[str, dict[str, dict[str, Told]]] = {}
     for tp in LIVE:
         seen, kind, _ = rounds(tp)
-        first = np.zeros(len(kind), bool)
+        fit, rest = np.zeros((2, len(kind)), bool)
         for name in KINDS:
             rows = np.flatnonzero(kind == name)
-            first[rows[: int(SHARE * len(rows))]] = True
-        models = models_of(seen.where(first), tp, "aggregated")
-        out[f"TP{tp}"] = {
-            model: {name: told(fit, seen.where(~first & (kind == name))) for name in KINDS}
-            for model, fit in models.items()
-        }
+            count = int(SHARE * len(rows))
+            fit[rows[: count : EVERY if name == "decode" else 1]] = True
+            rest[rows[count:]] = True
+        for model, found in models_of(seen.where(fit), tp, "aggregated").items():
+            answers = told(found, seen.where(rest))
+            out.setdefault(f"TP{tp}", {})[model] = {name: answers.where(kind[rest] == name) for name in KINDS}
     return out
 
 
 def on_the_drain() -> dict[str, dict[str, Told]]:
-    """Run -> model: the first half of live decode is fitted, the rest, which drains to one request, is asked."""
+    """Run -> model: the first half of live decode is fitted, the rest, which drains, is asked."""
     out: dict[str, dict[str, Told]] = {}
     for tp in LIVE:
         before, after = halves(tp)

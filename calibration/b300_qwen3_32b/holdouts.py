@@ -13,9 +13,11 @@ from calibration.common import read_rows
 from fpmjax import Hardware, Observations, Work, direct, embedded_table, load_cells
 from fpmjax.status import Status
 from fpmjax.tables.cell import Cell, Points
+from fpmjax.tables.identity import Identity
 
 DATA = Path(__file__).parent / "data"
 LIVE = (1, 4)  # tensor parallel sizes with live runs
+COMPOSED = "RTX 4090"  # the lattice of another machine and model, composed from measured kernels
 CONTEXTS, BATCHES, DEPTHS = (1024, 4096), (1, 4, 8), (1, 2, 3, 4)  # of the published depth study
 
 
@@ -33,12 +35,18 @@ class Lattice(NamedTuple):
 
 @cache
 def lattices() -> tuple[Lattice, ...]:
+    """The measured lattices on B300.  None of them is composed."""
     b300 = read_rows(DATA / "b300_vllm0201_grid_decode_qwen3_32b.csv.gz")
-    rtx = read_rows(DATA / "llmservingsim_rtx4090_llama31_8b_decode.csv.gz")
-    return (
-        *(Lattice(f"B300 TP{n}", points_of([r for r in b300 if r["tp"] == f"{n}"]), qwen3_32b(n)) for n in (1, 2, 4)),
-        Lattice("RTX 4090", points_of(rtx), Hardware(16.1e9, 16.1e9, 131_072, 1.008e12, 1.65e14)),
+    return tuple(
+        Lattice(f"B300 TP{n}", points_of([r for r in b300 if r["tp"] == f"{n}"]), qwen3_32b(n)) for n in (1, 2, 4)
     )
+
+
+@cache
+def composed() -> Lattice:
+    """The lattice of another machine and model, whose steps are sums of measured kernels and were never timed."""
+    rows = read_rows(DATA / "llmservingsim_rtx4090_llama31_8b_decode.csv.gz")
+    return Lattice(COMPOSED, points_of(rows), Hardware(16.1e9, 16.1e9, 131_072, 1.008e12, 1.65e14))
 
 
 def qwen3_32b(tp: int) -> Hardware:
@@ -53,10 +61,14 @@ def points_of(rows: list[dict[str, str]]) -> Points:
 
 def ask(points: Points, batch: Any, kv: Any) -> np.ndarray:
     """Milliseconds of decode that the direct rule answers from these points alone, float64 [n]; NaN where refused."""
-    nothing = Points.of([], 0, [], [])
-    name = next(iter(load_cells(embedded_table())))  # of any deployment: the rule does not look at it
-    told = direct(Cell(name, points, nothing)).on_host(Work.decode(batch, kv))
+    told = direct(Cell(any_identity(), points, Points.of([], 0, [], []))).on_host(Work.decode(batch, kv))
     return np.where(np.asarray(told.status) == Status.OK, told.latency_ms, np.nan)
+
+
+@cache
+def any_identity() -> Identity:
+    """Of any deployment: the direct rule does not look at it."""
+    return next(iter(load_cells(embedded_table())))
 
 
 def part(points: Points, which: np.ndarray) -> Points:

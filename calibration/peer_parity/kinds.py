@@ -1,7 +1,8 @@
 """The recorded answers of the peer, kind by kind, beside ours.
 
-Each function yields `Compared` records, one per recorded answer, or a `Worst` per set of streams.  The records, and the
-ways to read them, are those of the tests (`tests/cases`, `tests/*.py`).
+Each function yields one record per recorded answer: `Bits` where its numbers have to be equal in every bit, `Words`
+where the peer gives no number (a refusal, a verdict, a state), `Within` where sums in another order may round
+otherwise.  The records, and the ways to read them, are those of the tests (`tests/cases`, `tests/*.py`).
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ KINDS = {
     "multi_rank": "several ranks",
     "idle": "idle",
 }
+IN_BULK = "the same iterations at once, compiled"
 CALLS = {
     "predict_decode_latency_total": "decode by totals",
     "predict_prefill_latency_total": "prefill by totals",
@@ -49,26 +51,31 @@ asking: Any = importlib.import_module("asking")
 streams: Any = importlib.import_module("streams")
 
 
-class Compared(NamedTuple):
-    """One recorded answer: what kind it is of, whether ours is the same, and whether we mean to differ."""
+class Bits(NamedTuple):
+    """An answer of so many numbers: whether all of ours have the same bits, and whether we differ as we mean to."""
+
+    kind: str
+    same: bool
+    meant: bool = False
+    numbers: int = 1
+
+
+class Words(NamedTuple):
+    """A refusal, verdict or state: whether ours is the same word, and whether we differ as we mean to."""
 
     kind: str
     same: bool
     meant: bool = False
 
 
-class Weights(NamedTuple):
-    """Of one detailed answer: how many weights it names, and how many of them differ in some bit."""
-
-    count: int
-    differ: int
-
-
 class Within(NamedTuple):
-    """Numbers that sums in another order give: how far ours is from the recorded one, relatively."""
+    """A number that sums in another order give: how far ours is from the recorded one, relatively."""
 
     kind: str
     difference: float
+
+
+Found = Bits | Words | Within
 
 
 def code_of(call: Any, *args: Any, **options: Any) -> str:
@@ -80,7 +87,7 @@ def code_of(call: Any, *args: Any, **options: Any) -> str:
     return ""
 
 
-def iterations() -> Iterator[tuple[Compared, Weights | None]]:
+def iterations() -> Iterator[Found]:
     """Every recorded query of the four tables through the peer's method names, and refusals by their code."""
     models = {table: asking.facade(f"interpolation/tables/{table}") for table in TABLES}
     for case in asking.records("interpolation/cases.jsonl.gz"):
@@ -88,30 +95,33 @@ def iterations() -> Iterator[tuple[Compared, Weights | None]]:
         args = case["args"] if "args" in case else [case["metrics"]]
         if "error" in case:
             code = case["error"]["class"]
-            yield Compared(f"refused: {code}", code_of(ask, *args) == code), None
+            yield Words(f"refused: {code}", code_of(ask, *args) == code)
         elif "value" in case:
-            yield Compared(CALLS[case["call"]], ask(*args) == case["value"]), None
+            yield Bits(CALLS[case["call"]], ask(*args) == case["value"])
         else:
-            counted = [0, 0]
-            same = alike(ask(*args), case["result"], counted)
-            yield Compared(KINDS[case["kind"]], same), Weights(*counted)
+            yield Bits(KINDS[case["kind"]], alike(ask(*args), case["result"]), numbers=numbers_in(case["result"]))
 
 
-def alike(got: Any, want: Any, weights: list[int], name: str = "") -> bool:
-    """Equal in every key and bit, weights aside, which are counted; the peer's own path is not kept."""
+def alike(got: Any, want: Any) -> bool:
+    """Equal in every key, type, word and bit; the peer's own path is not kept."""
     if isinstance(want, dict):
         keys = [key for key in got if key != "model_path"]
-        return keys == list(want) and all([alike(got[key], want[key], weights, key) for key in keys])
+        return keys == list(want) and all(alike(got[key], want[key]) for key in keys)
     if isinstance(want, list):
-        return len(got) == len(want) and all([alike(a, b, weights) for a, b in zip(got, want, strict=True)])
-    if name == "weight":
-        weights[0] += 1
-        weights[1] += got != want
-        return abs(got - want) <= 4 * np.spacing(want)
+        return len(got) == len(want) and all(map(alike, got, want))
     return type(got) is type(want) and got == want
 
 
-def in_bulk() -> Iterator[Compared]:
+def numbers_in(want: Any) -> int:
+    """How many numbers a recorded answer holds: milliseconds, weights, and the coordinates and rows they are of."""
+    if isinstance(want, dict):
+        want = list(want.values())
+    if isinstance(want, list):
+        return sum(map(numbers_in, want))
+    return int(isinstance(want, (int, float)) and not isinstance(want, bool))
+
+
+def in_bulk() -> Iterator[Found]:
     """The answered iterations of each table again, all at once through compiled code."""
     records = asking.records("interpolation/cases.jsonl.gz")
     for table in TABLES:
@@ -120,14 +130,14 @@ def in_bulk() -> Iterator[Compared]:
         work = Work.from_iterations([as_ranks(case["metrics"]) for case in own])
         told: Any = fpmjax.estimate(model, work)
         for ms, case in zip(told.latency_ms.tolist(), own, strict=True):
-            yield Compared("all iterations at once, compiled", ms == case["result"]["latency_ms"])
+            yield Bits(IN_BULK, ms == case["result"]["latency_ms"])
 
 
 def as_ranks(metrics: Any) -> list[Any]:
     return metrics if isinstance(metrics, list) else [metrics]
 
 
-def inputs() -> Iterator[Compared]:
+def inputs() -> Iterator[Found]:
     """What the parser of metrics takes and refuses, and the answer to it."""
     model = asking.facade(asking.SURFACE)
     for case in asking.records("metrics_cases.jsonl.gz"):
@@ -141,11 +151,14 @@ def inputs() -> Iterator[Compared]:
         except MetricsError:
             found = "metrics"
         want = peer.get("value") if "error" not in peer else "coverage" if "PerfData" in peer["error"] else "metrics"
-        kind = "odd inputs answered" if "error" not in peer else "odd inputs refused"
-        yield Compared(kind, found == want, case.get("ours") == "refused")
+        meant = case.get("ours") == "refused" and found == "metrics"
+        if "error" in peer:
+            yield Words("odd inputs refused", found == want, meant)
+        else:
+            yield Bits("odd inputs answered", found == want, meant)
 
 
-def tables() -> Iterator[Compared]:
+def tables() -> Iterator[Found]:
     """Recorded tables with one fault or variation each: the verdict, and the values of those that load."""
     recorded: Any = importlib.import_module("test_tables_recorded")
     for case in recorded.VERDICTS:
@@ -154,9 +167,9 @@ def tables() -> Iterator[Compared]:
         with tempfile.TemporaryDirectory() as folder:
             found, values = verdict(recorded, case, Path(folder))
         meant = case.get("ours") == found
-        yield Compared(f"tables {case['verdict'].replace('_', ' ')}", found == case["verdict"], meant)
+        yield Words(f"tables: {case['verdict'].replace('_', ' ')}", found == case["verdict"], meant)
         for same in values:
-            yield Compared("values of accepted tables", same)
+            yield Bits("values of accepted tables", same)
 
 
 def verdict(recorded: Any, case: dict[str, Any], folder: Path) -> tuple[str, list[bool]]:
@@ -187,7 +200,7 @@ def without_peer() -> dict[str, int]:
     }
 
 
-def speculative() -> Iterator[Compared]:
+def speculative() -> Iterator[Found]:
     """Rounds over a table: the peer asked at the widened point, its answer multiplied once."""
     models = {name: asking.facade(path) for name, path in SURFACES.items()}
     for case in asking.records("speculative_cases.jsonl.gz"):
@@ -195,42 +208,44 @@ def speculative() -> Iterator[Compared]:
             yield speculative_round(models[name], case, case["expected"][name])
 
 
-def speculative_round(model: Any, case: dict[str, Any], want: dict[str, Any]) -> Compared:
+def speculative_round(model: Any, case: dict[str, Any], want: dict[str, Any]) -> Found:
     ask, depth = model.estimate_forward_pass_detailed, case["draft_length"]
     if "error" in want:
         try:
             ask(case["metrics"], draft_length=depth)
         except CoverageError:
-            return Compared("speculative rounds refused", True)
-        return Compared("speculative rounds refused", False)
+            return Words("speculative rounds refused", True)
+        return Words("speculative rounds refused", False)
     answer = ask(case["metrics"], draft_length=depth)
     stp = answer["stp_reference"]
-    found = (answer["latency_ms"], stp["latency_ms"], stp["max_rank"], answer["scaling_factor"])
-    recorded = (want["sd_latency_ms"], want["peer_stp_latency_ms"], want["max_rank"], case["scaling_factor"])
-    return Compared("speculative rounds", found == recorded)
+    found = (answer["latency_ms"], stp["latency_ms"], stp["max_rank"])
+    recorded = (want["sd_latency_ms"], want["peer_stp_latency_ms"], want["max_rank"])
+    same = found == recorded and answer["scaling_factor"] == case["scaling_factor"]
+    return Bits("speculative rounds", same, numbers=len(recorded))
 
 
-def features() -> Iterator[Compared]:
+def features() -> Iterator[Found]:
     for case in asking.records("learned/features.oracle.jsonl.gz"):
         expected = [math.nan if x is None else x for x in case["features"]]
         found = features_of(Work.from_metrics(case["q"]))
-        yield Compared("features of learned artifacts", bool(np.array_equal(found, expected, equal_nan=True)))
+        same = bool(np.array_equal(found, expected, equal_nan=True))
+        yield Bits("features of learned artifacts", same, numbers=len(expected))
 
 
-def regressions() -> Iterator[Compared | Within]:
+def regressions() -> Iterator[Found]:
     """Streams that are fitted one after another: what is retained, and the answers."""
     for stream in streams.recorded(*streams.GROUPS):
         seen = Observations.from_metrics(stream["observations"])
         options = streams.options_of(stream["estimator_config"])
         model = fpmjax.regression(seen, role=stream["worker_type"], **options)
         shown = [[s["workload_kind"], s["ready"], s["retained_observations"]] for s in model.stores]
-        yield Compared("regression: readiness and retained rows", shown == stream["stores"])
+        yield Words("regression: readiness and retained rows", shown == stream["stores"])
         for query, want in zip(stream["queries"], stream["answers_ms"], strict=True):
             found = float(model.on_host(Work.from_metrics(query)).latency_ms)
             yield from near("regression", found, want)
 
 
-def regressions_on_odd_inputs() -> Iterator[Compared | Within]:
+def regressions_on_odd_inputs() -> Iterator[Found]:
     """Four fitted models under the inputs of the parser, and what a tuning call retains of them."""
     sizes = [(b, kv) for b in (1, 2, 3, 4, 6, 8, 12, 16) for kv in (64, 512, 1024, 4096, 8192)]
     plane = Observations.from_metrics(
@@ -245,29 +260,26 @@ def regressions_on_odd_inputs() -> Iterator[Compared | Within]:
     for case in asking.records("metrics_cases.jsonl.gz"):
         for name, model in models.items() if case["call"] == "estimate" else ():
             want = case["peer"][name]
-            meant = case.get("ours") == "refused" and "error" not in want
             found = model_answer(model, case["input_json"])
-            if meant:
-                yield Compared("regression: answered, refused or not ready", False, True)
-            else:
-                yield from near("regression", found, want.get("value", "error" if "error" in want else None))
+            stricter = case.get("ours") == "refused"
+            yield from near("regression", found, "error" if "error" in want else want["value"], stricter)
 
 
-def corrections() -> Iterator[Compared | Within]:
+def corrections() -> Iterator[Found]:
     recorded: Any = importlib.import_module("test_corrected_streams")
     for case in recorded.RECORDED:
         seen = Observations.from_metrics(recorded.iterations_of(case["observations"]))
         model = fpmjax.corrected(recorded.recorded_model(case), **recorded.options_of(case["estimator_config"]))
         model = model.update(seen)
         state = (model.retained, model.ready_buckets) == (case["retained"], case["ready_buckets"])
-        yield Compared("correction: retained rows and ready buckets", state)
+        yield Words("correction: retained rows and ready buckets", state)
         queries = Work.from_iterations([[recorded.metrics_of(r[:5]) for r in ranks] for ranks in case["queries"]])
         told: Any = fpmjax.estimate(model, queries)
         for found, want in zip(told.latency_ms.tolist(), case["answers_ms"], strict=True):
             yield from near("correction", found, want)
 
 
-def forests() -> Iterator[Compared | Within]:
+def forests() -> Iterator[Found]:
     """Learned artifacts: what is answered, refused or not ready, and the answers."""
     helpers: Any = importlib.import_module("forests")
     for name in FORESTS:
@@ -283,7 +295,8 @@ def forests() -> Iterator[Compared | Within]:
         except fpmjax.ModelFileError:
             found, loads = None, False
         if "load_error" in case or meant or not loads:
-            yield Compared("learned artifacts: loaded or refused", loads == ("load_error" not in case), meant)
+            same = loads == ("load_error" not in case)
+            yield Words("learned artifacts: loaded or refused", same, meant and not loads)
         else:
             yield from near("learned artifacts", found, "error" if "estimate_error" in case else case["ms"])
 
@@ -298,10 +311,13 @@ def model_answer(model: Any, query: Any) -> float | str | None:
         return "error"
 
 
-def near(kind: str, found: Any, want: Any) -> Iterator[Compared | Within]:
-    """Whether both answer; where they do, how far they are apart."""
+def near(kind: str, found: Any, want: Any, stricter: bool = False) -> Iterator[Found]:
+    """How far two numbers are apart; where one side gives none, whether both say why in the same word.
+
+    stricter: we mean to refuse what the peer does not, and differ as meant only where we do.
+    """
     found = None if isinstance(found, float) and math.isnan(found) else found
-    both = isinstance(found, float) and isinstance(want, float)
-    yield Compared(f"{kind}: answered, refused or not ready", both or found == want)
-    if both:
-        yield Within(kind, abs(found - want) / abs(want) if want else abs(found))
+    if isinstance(found, float) and isinstance(want, float):
+        yield Within(kind, abs(found - want) / abs(want)) if want else Bits("fitted models, idle", found == want)
+    else:
+        yield Words(f"{kind}: refused or not ready", found == want, stricter and found == "error")

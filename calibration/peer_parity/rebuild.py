@@ -33,48 +33,39 @@ READ = (
     "tables.tar.xz",
     "learned/*.gz",
 )
-SECTIONS: dict[str, tuple[Callable[[], Iterable[Any]], ...]] = {
-    "answers": (kinds.iterations, kinds.in_bulk, kinds.inputs),
-    "tables": (kinds.tables,),
-    "speculation": (kinds.speculative,),
-    "fitted": (
-        kinds.features,
-        kinds.regressions,
-        kinds.regressions_on_odd_inputs,
-        kinds.corrections,
-        kinds.forests,
-    ),
-}
+SOURCES: tuple[Callable[[], Iterable[kinds.Found]], ...] = (
+    kinds.iterations,
+    kinds.in_bulk,
+    kinds.inputs,
+    kinds.tables,
+    kinds.speculative,
+    kinds.features,
+    kinds.regressions,
+    kinds.regressions_on_odd_inputs,
+    kinds.corrections,
+    kinds.forests,
+)
 
 
 def measure() -> Result:
-    exact: dict[str, dict[str, dict[str, int]]] = {}
+    bits: dict[str, Result] = {}
+    words: dict[str, Result] = {}
     apart: dict[str, list[float]] = {}
-    weights = {"count": 0, "differ": 0}
-    total = sum(map(len, SECTIONS.values()))
-    with Progress("recorded answers", total, unit="kinds") as told:
-        done = iter(range(1, total + 1))
-        for section, sources in SECTIONS.items():
-            for source in sources:
-                for found in source():
-                    if isinstance(found, kinds.Within):
-                        apart.setdefault(found.kind, []).append(found.difference)
-                        continue
-                    if source is kinds.iterations:
-                        found, named = found
-                        weights["count"] += named.count if named else 0
-                        weights["differ"] += named.differ if named else 0
-                    count_in(exact.setdefault(section_of(section, found.kind), {}), found)
-                told(next(done))
-    fits = {k: {"compared": len(v), "apart_at_most": power_of_ten(max(v))} for k, v in sorted(apart.items())}
-    every = [count for counts in exact.values() for count in counts.values()]
+    with Progress("recorded answers", len(SOURCES), unit="kinds") as told:
+        for done, source in enumerate(SOURCES, 1):
+            for found in source():
+                if isinstance(found, kinds.Within):
+                    apart.setdefault(found.kind, []).append(found.difference)
+                else:
+                    count_in(bits if isinstance(found, kinds.Bits) else words, found)
+            told(done)
+    again = bits.pop(kinds.IN_BULK)
+    fits = {k: {"numbers": len(v), "relatively_apart_at_most": power_of_ten(max(v))} for k, v in sorted(apart.items())}
     numbers = {
         "peer": PEER,
-        "compared": sum(c["compared"] for c in every),
-        "same": sum(c["same"] for c in every),
-        "meant": sum(c["meant_to_differ"] for c in every),
-        "weights": weights,
-        "exact": exact,
+        "totals": {"bits": total(bits), "again": again, "words": total(words), "fits": total_of_fits(fits)},
+        "bits": bits,
+        "words": words,
         "fits": fits,
         "not_compared": kinds.without_peer(),
     }
@@ -82,15 +73,22 @@ def measure() -> Result:
     return result_of(HERE, QUESTION, files, numbers, answer)
 
 
-def section_of(section: str, kind: str) -> str:
-    return "refusals" if section == "answers" and "refused" in kind else section
-
-
-def count_in(counts: dict[str, dict[str, int]], found: kinds.Compared) -> None:
+def count_in(counts: dict[str, Result], found: kinds.Bits | kinds.Words) -> None:
     own = counts.setdefault(found.kind, {"compared": 0, "same": 0, "meant_to_differ": 0})
+    if isinstance(found, kinds.Bits):
+        own["numbers_same"] = own.get("numbers_same", 0) + (found.numbers if found.same else 0)
     own["compared"] += 1
     own["same"] += bool(found.same)
     own["meant_to_differ"] += found.meant and not found.same
+
+
+def total(counts: dict[str, Result]) -> Result:
+    return {name: sum(c[name] for c in counts.values()) for name in next(iter(counts.values()))}
+
+
+def total_of_fits(fits: dict[str, Result]) -> Result:
+    worst = max(fit["relatively_apart_at_most"] for fit in fits.values())
+    return {"numbers": sum(fit["numbers"] for fit in fits.values()), "relatively_apart_at_most": worst}
 
 
 def power_of_ten(value: float) -> float:
@@ -99,33 +97,33 @@ def power_of_ten(value: float) -> float:
 
 
 def answer(r: Result) -> str:
-    rest = r["compared"] - r["same"] - r["meant"]
-    fits = sum(fit["compared"] for fit in r["fits"].values())
-    worst = max(fit["apart_at_most"] for fit in r["fits"].values())
+    bits, again, words, fits = (r["totals"][name] for name in ("bits", "again", "words", "fits"))
+    rest = sum(c["compared"] - c["same"] - c["meant_to_differ"] for c in (bits, again, words))
     others = "none differs otherwise" if not rest else f"{rest:,} differ otherwise"
-    return f"""{r["same"]:,} of {r["compared"]:,} comparisons are the same in every bit and word, {r["meant"]:,} differ
-        on purpose, {others}. {fits:,} more numbers come out of fits; they agree to {worst:.0e} or better."""
+    return f"""Of {bits["compared"]:,} recorded answers that no fit is in, {bits["same"]:,} are the same in every bit of
+        their {bits["numbers_same"]:,} numbers, and so are the milliseconds of {again["same"]:,} of
+        {again["compared"]:,} that are asked a second time, all at once.
+        Of {words["compared"]:,} refusals, verdicts and states, which hold no number to compare, {words["same"]:,}
+        are the same word. {bits["meant_to_differ"] + words["meant_to_differ"]:,} differ on
+        purpose, {others}. {fits["numbers"]:,} more answers come out of fits or trees, whose sums round
+        otherwise: no pair is further apart than {fits["relatively_apart_at_most"]:.0e}, relatively."""
 
 
 def readme(r: Result) -> str:
-    def counts(section: str, words: str = "kind") -> str:
-        rows = [
-            (kind.removeprefix("refused: "), c["compared"], c["same"], c["meant_to_differ"])
-            for kind, c in r["exact"][section].items()
-        ]
-        return table((words, "compared", "same", "meant to differ"), rows)
+    def rows(counts: Result, *more: str) -> list[tuple[Any, ...]]:
+        names = ("compared", "same", "meant_to_differ", *more)
+        return [(kind, *(c[name] for name in names)) for kind, c in counts.items()]
 
-    fits = [(kind, fit["compared"], f"{fit['apart_at_most']:.0e}") for kind, fit in r["fits"].items()]
+    header = ("kind", "compared", "same", "meant to differ")
+    fits = [(kind, fit["numbers"], f"{fit['relatively_apart_at_most']:.0e}") for kind, fit in r["fits"].items()]
     left_out = "\n".join(f"- {count:,} {what}" for what, count in r["not_compared"].items())
+    bits = rows(r["bits"] | {kinds.IN_BULK: r["totals"]["again"]}, "numbers_same")
     return study_page(
         HERE,
         r,
-        answered=counts("answers"),
-        refused=counts("refusals", "reason"),
-        tables=counts("tables"),
-        speculation=counts("speculation"),
-        states=counts("fitted"),
-        fits=table(("model", "answers", "apart at most"), fits),
+        bits=table((*header, "numbers that are the same"), bits),
+        words=table(header, rows(r["words"])),
+        fits=table(("model", "numbers", "relatively apart at most"), fits),
         left_out=left_out,
     )
 
@@ -135,7 +133,11 @@ def chart(r: Result) -> str:
     same, meant, other = LOOKS[0], LOOKS[1], LOOKS[3]
     left, width, step = 380, 330, 18
     y, parts = 60.0, []
-    for section, kinds_of in r["exact"].items():
+    sections = {
+        "answers, by the bits of their numbers": r["bits"] | {kinds.IN_BULK: r["totals"]["again"]},
+        "refusals, verdicts and states, by word": r["words"],
+    }
+    for section, kinds_of in sections.items():
         parts.append(text(16, y + 4, section, size=12, bold=True))
         for kind, c in kinds_of.items():
             y += step
