@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import pyarrow.parquet as pq
 import pytest
 
@@ -142,3 +144,66 @@ def test_help_shows_how_to_draw(fpm, command):
         assert all(
             f"\n  {show} " in text for show in ("latency", "throughput", "coverage", "draft-length", "sensitivity")
         )
+
+
+def test_short_names_of_axes_are_taken_wherever_axes_are_named(fpm):
+    asked = ("sweep", *TP1, "--batch", "1,8", "--kv", "8192,16384")
+    kept = fpm(*asked, "--keep", "batch")
+    assert kept.code == 0 and kept.out.splitlines()[0].startswith('"decode_requests",')
+    assert fpm(*asked, "--keep", "decode-requests,kv").code == 0
+    assert fpm(*asked, "--columns", "batch,latency_ms").out.splitlines()[0] == '"decode_requests","latency_ms"'
+    fpm(*asked, "--keep", "batch,decode_requests").refused("--keep names an axis twice")
+
+
+def test_a_picture_beside_rows_is_told(fpm, tmp_path):
+    plot = ("--plot", tmp_path / "x.svg")
+    ran = fpm("sweep", *TP1, *AXES, *plot, "--keep", "none")
+    assert f"note: {tmp_path / 'x.svg'}: latency of 12 cells, 9 answered" in ran.err
+    ran = fpm(*PAIR, *AXES, *plot, "--json")
+    assert f"note: {tmp_path / 'x.svg'}: differences of 12 cells" in ran.err and ran.document["rows"] == 12
+
+
+@pytest.mark.parametrize(
+    ("flags", "texts"),
+    [
+        (("--keep", "none", "--quantiles", "2"), ("--quantiles is (2.0,)", "such as --quantiles 0.5,0.99")),
+        (("--keep", "none", "--limit-ms", "-1"), ("--limit-ms is -1.0", "such as --limit-ms 50")),
+        (("--keep", "none", "--pareto", "--limit-ms", "9"), ("leave --pareto out",)),
+        (
+            ("--plot", "x.png", "--draft-length", "1,3", "--show", "draft-length", "--tokens-per-round", "1,2"),
+            ("says nothing of draft length 3", "to the largest one that is asked"),
+        ),
+    ],
+)
+def test_hints_speak_in_flags(fpm, tmp_path, monkeypatch, flags, texts):
+    monkeypatch.chdir(tmp_path)
+    fpm("sweep", *TP1, *AXES, *flags).refused(*texts)
+
+
+def test_what_is_there_is_replaced_with_a_flag(fpm, tmp_path):
+    for out in (tmp_path / "x.parquet", f"{tmp_path}/folder/"):
+        assert fpm("sweep", *TP1, *AXES, "--out", out).code == 0
+        ran = fpm("sweep", *TP1, *AXES, "--out", out)
+        ran.refused("add --overwrite")
+        assert "say overwrite" not in ran.err
+    (tmp_path / "a.json").write_text('{"decode_requests": [1.5], "decode_kv": 9}')
+    ran = fpm("sweep", *TP1, "--spec", tmp_path / "a.json")
+    ran.refused("a.json: decode_requests is", 'or a text such as "1:64"')
+    nothing = ("--batch", "900,999", "--kv", "9", "--plot", tmp_path / "x.png")
+    fpm("sweep", *TP1, *nothing).refused("--show coverage` tells why", code=3)
+
+
+@pytest.mark.parametrize("kept", [0, 2])
+def test_an_interrupt_tells_of_the_parts_that_there_are(fpm, tmp_path, monkeypatch, kept):
+    folder = tmp_path / "out"
+
+    def stopped(*_, **__):
+        folder.mkdir()
+        for i in range(kept):
+            (folder / f"part-{i:05}.parquet").touch()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(importlib.import_module("fpmjax.sweep"), "to_files", stopped)
+    ran = fpm("sweep", *TP1, *AXES, "--out", f"{folder}/")
+    assert ran.code == 130 and ("complete parts stay (2), and the same command goes on" in ran.err) == bool(kept)
+    assert kept or "part" not in ran.err.replace(str(tmp_path), "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import warnings
 from decimal import Decimal
 from typing import Any
@@ -220,14 +221,19 @@ def test_odd_paths_are_refused(tp1, path):
         assert caught.value.code == "figure"
 
 
-def test_what_is_no_figure_and_what_cannot_be_written_is_refused(tp1, tmp_path):
+def test_what_is_no_figure_and_what_cannot_be_written_is_refused(tp1, tmp_path, monkeypatch):
     other: Any = "x"
     with pytest.raises(FpmError, match="figure is 'x'\nhint: ") as caught:
         write_figure(other, tmp_path / "z.png")
     assert caught.value.code == "figure"
     figure = pictured(tp1, fpmjax.grid(decode_requests=[1, 2], kv_per_request=512))
-    with pytest.raises(FpmError, match=r"^/proc/x\.png cannot be written: .*\nhint: ") as caught:
-        write_figure(figure, "/proc/x.png")
+
+    def fails(path, data):
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(path))
+
+    monkeypatch.setattr(type(tmp_path), "write_bytes", fails)
+    with pytest.raises(FpmError, match=r"x\.png cannot be written: No such file.*\nhint: ") as caught:
+        write_figure(figure, tmp_path / "x.png")
     assert caught.value.code == "unwritable" and ".partial" not in str(caught.value)
 
 

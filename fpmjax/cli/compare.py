@@ -23,7 +23,8 @@ from fpmjax.cli.describe import cell_of, contents, in_words
 from fpmjax.cli.output import aligned, breakdown, ms, note, print_json
 from fpmjax.cli.saved import HELP
 from fpmjax.cli.study import rule_document
-from fpmjax.cli.sweep import add_plot, check_picture, file_for_a_table, in_flags, require_grid, tell_faults
+from fpmjax.cli.sweep import add_plot, check_picture, file_for_a_table, require_grid, tell_faults
+from fpmjax.cli.translate import in_flags, spelled_out
 
 TOP, FAULTS = 10, 8  # rows, and faults of rows, that are shown
 OUTPUTS = ("a_latency_ms", "b_latency_ms", "a_status", "b_status", "difference_ms", "difference_pct", "fault")
@@ -69,6 +70,11 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    with spelled_out():
+        return compared(args)
+
+
+def compared(args: argparse.Namespace) -> int:
     check_flags(args)
     queries = queries_of(args)
     a, b = open_both(args)
@@ -76,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     rule = rule_for(args)
     path = None if args.out is None else file_for_a_table(args.out, args.overwrite)
     if args.plot:
-        check_picture_of(args, a, b, queries)
+        check_picture_of(args, a, b, queries, rule)
     from fpmjax.compare import compare, difference_summary, worst_rows
     from fpmjax.result_files import write_whole
 
@@ -104,6 +110,7 @@ def run(args: argparse.Namespace) -> int:
         from fpmjax.plot.grids import draw_difference
 
         write_figure(draw_difference(a, b, queries, names, rule, True).figure, args.plot)
+        note(f"{args.plot}: differences of {summary['rows']:,} cells")
     return 0
 
 
@@ -115,14 +122,14 @@ def check_flags(args: argparse.Namespace) -> None:
         raise UsageError(f"--select-b is about tables, but {args.b} is a saved model\nhint: leave it out")
 
 
-def check_picture_of(args: argparse.Namespace, a: Any, b: Any, queries: Any) -> None:
+def check_picture_of(args: argparse.Namespace, a: Any, b: Any, queries: Any, rule: Any) -> None:
     """Raise before a long computation for a picture that could not be drawn or written after it."""
     require_grid(queries)
     check_picture(args)
     from fpmjax.plot.grids import checked_pair
 
     with in_flags():
-        checked_pair(a, b, queries)
+        checked_pair(a, b, queries, rule)
 
 
 def names_of_both(args: argparse.Namespace, a: Any, b: Any) -> tuple[str, str]:

@@ -5,30 +5,18 @@ from __future__ import annotations
 import argparse
 import io
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from fpmjax.cli.arguments import BAD_INPUT, NOT_COVERED, UsageError, add_choice, add_command, is_saved, shorten
 from fpmjax.cli.axes import ABOUT as AXES_ABOUT
-from fpmjax.cli.axes import add_axes, models_of, names_of, queries_of, rule_for
+from fpmjax.cli.axes import SHORT, add_axes, models_of, names_of, queries_of, rule_for
 from fpmjax.cli.flags import is_given, real, spelled
 from fpmjax.cli.output import breakdown, note, print_json
 from fpmjax.cli.saved import HELP
-from fpmjax.errors import OptionError
+from fpmjax.cli.translate import in_flags, spelled_out
 
 SHOWS = ("latency", "throughput", "coverage", "draft-length", "sensitivity")
-HINTS = {  # code of an OptionError: what to do about it here
-    "axes": "give several batches, contexts or both: --decode-requests 1:64 --kv-per-request 512:8192:x2",
-    "cells": "make an axis coarser, for example 512:65536:x2 instead of 512:65536:64",
-    "panels": "ask fewer models or draft lengths at once",
-    "draft_length": "add --draft-length 1:4",
-    "decode_requests": "add --decode-requests 1:64 --kv-per-request 512:8192:x2",
-    "prefill_requests": "leave the prefill axes out",
-    "tokens_per_round": "--tokens-per-round takes a list from draft length 0 on, for example 1,1.7,2.2 up to draft "
-    "length 2",
-}
 ABOUT = f"""\
 Answers come as rows: the inputs, latency_ms, status (a word), with a draft length scaling_factor, stp_latency_ms and
 calibrated (inside the published study), and what the model says of its own errors.  A refused row keeps its place.
@@ -80,7 +68,7 @@ def add(commands: Any) -> None:
     rows.add_argument(
         "--evidence", action="store_true", help="add the measured rows and weights behind each number (needs --out)"
     )
-    rows.add_argument("--columns", metavar="LIST", type=names_of, help="columns to keep, in the order of all of them")
+    rows.add_argument("--columns", metavar="LIST", type=columns, help="columns to keep, in the order of all of them")
     rows.add_argument("--json", action="store_true", help="with --out: what was written as JSON (default: text)")
     reduction = parser.add_argument_group("reduction")
     reduction.add_argument("--keep", metavar="AXES", type=kept, help="axes that stay, all others are reduced; or none")
@@ -106,8 +94,13 @@ def add_plot(group: Any, text: str) -> None:
 
 
 def kept(text: str) -> tuple[str, ...]:
-    """Axes, in underscores or hyphens; an argparse type."""
-    return () if text == "none" else tuple(name.replace("-", "_") for name in names_of(text))
+    """Axes, in underscores or hyphens, or short; an argparse type."""
+    return () if text == "none" else columns(text.replace("-", "_"))
+
+
+def columns(text: str) -> tuple[str, ...]:
+    """Names of columns, of axes also the short ones; an argparse type."""
+    return tuple(SHORT.get(name, name) for name in names_of(text))
 
 
 def reals(text: str) -> tuple[float, ...]:
@@ -116,13 +109,18 @@ def reals(text: str) -> tuple[float, ...]:
 
 
 def run(args: argparse.Namespace) -> int:
+    with spelled_out():
+        return answered(args)
+
+
+def answered(args: argparse.Namespace) -> int:
     check_flags(args)
     queries = queries_of(args)
     several = len(args.models) > 1 or args.every_cell
     models: Any = models_of(args.models, args, every_cell=args.every_cell)
     asked = models if several else next(iter(models.values()))
     rule = rule_for(args)
-    check_outputs(args, asked, queries)
+    check_outputs(args, asked, queries, rule)
     code = None
     if args.keep is not None:
         code = summarised(args, asked, queries, rule)
@@ -133,12 +131,13 @@ def run(args: argparse.Namespace) -> int:
     if args.plot is None:
         assert code is not None
         return code
-    picture = drawn(args, asked, queries, rule)
-    if code is not None:
+    counts = drawn(args, asked, queries, rule).counts
+    rows, some = sum(counts.values()), sum(counts.get(word, 0) for word in ("ok", "idle"))
+    line = f"{args.plot}: {args.show or SHOWS[0]} of {rows:,} cells, {some:,} answered"
+    if code is not None:  # stdout is of the rows
+        note(line)
         return code
-    counts = picture.counts
-    rows, answered = sum(counts.values()), sum(counts.get(word, 0) for word in ("ok", "idle"))
-    print(f"{args.plot}: {args.show or SHOWS[0]} of {rows:,} cells, {answered:,} answered")
+    print(line)
     return told(rows, counts, 0, ())
 
 
@@ -150,9 +149,9 @@ def written(args: argparse.Namespace, models: Any, queries: Any, rule: Any) -> i
     try:
         done = sweep(models, queries, out=args.out, overwrite=args.overwrite, **options)
     except KeyboardInterrupt:
-        if os.path.isdir(args.out):
+        if parts := parts_in(args.out):
             same = "the same command, without --overwrite," if args.overwrite else "the same command"
-            note(f"{args.out}: its complete parts stay, and {same} goes on from there")
+            note(f"{args.out}: complete parts stay ({parts:,}), and {same} goes on from there")
         raise
     if args.json:
         document = {"path": str(done.path), "rows": done.rows, "answered": done.answered}
@@ -160,6 +159,13 @@ def written(args: argparse.Namespace, models: Any, queries: Any, rule: Any) -> i
     else:
         print(f"{done.path}: {done.rows:,} rows, {done.answered:,} answered")
     return told(done.rows, done.statuses, done.faulty, done.faults)
+
+
+def parts_in(name: str) -> int:
+    """How many complete parts of a result a folder holds."""
+    from fpmjax.result_files import PART
+
+    return sum(bool(PART.fullmatch(one)) for one in os.listdir(name)) if os.path.isdir(name) else 0
 
 
 def check_flags(args: argparse.Namespace) -> None:
@@ -188,7 +194,7 @@ def refuse_without(args: argparse.Namespace, needed: str, names: tuple[str, ...]
         raise UsageError(f"{spelled(given)}{why} needs {spelled(needed)}\nhint: {hint}")
 
 
-def check_outputs(args: argparse.Namespace, models: Any, queries: Any) -> None:
+def check_outputs(args: argparse.Namespace, models: Any, queries: Any, rule: Any) -> None:
     """Raise before a long computation for what could not be written or drawn after it."""
     if args.plot:
         require_grid(queries)
@@ -196,7 +202,7 @@ def check_outputs(args: argparse.Namespace, models: Any, queries: Any) -> None:
         from fpmjax.plot.grids import checked
 
         with in_flags():
-            checked(models, queries, show_of(args), args.tokens_per_round)
+            checked(models, queries, show_of(args), args.tokens_per_round, rule)
     if args.out is None:
         return
     if args.keep is not None:
@@ -316,18 +322,6 @@ def summarised(args: argparse.Namespace, models: Any, queries: Any, rule: Any) -
 
 
 # Pictures
-
-
-@contextmanager
-def in_flags() -> Iterator[None]:
-    """Options of the Python API that were refused, in words of the command line."""
-    try:
-        yield
-    except OptionError as error:
-        if error.code not in HINTS:
-            raise
-        what = str(error).partition("\n")[0].replace("tokens_per_round", "--tokens-per-round", 1)
-        raise UsageError(f"{what}\nhint: {HINTS[error.code]}", code=error.code) from None
 
 
 def require_grid(queries: Any) -> None:
