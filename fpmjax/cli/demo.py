@@ -126,5 +126,5 @@ def next_steps() -> list[str]:
         "  fpmjax estimate embedded --select tp=2 --batch 1:64 --kv-per-request 4096 --draft-length 1:4",
         "  fpmjax calibrate --template study.csv   (is that factor right for my engine?)",
         "  fpmjax --help",
-        "In the repository: notebooks/ (five questions, ten minutes each), calibration/ (how far answers can be trusted)",
+        "In the repository: notebooks/ (five questions in ten minutes each), calibration/ (studies of its errors)",
     ]
