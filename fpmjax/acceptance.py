@@ -28,14 +28,17 @@ import numpy as np
 
 from fpmjax.errors import refuse_option
 from fpmjax.estimate import estimate
-from fpmjax.inverse import integers
+from fpmjax.given import integer, integers, word
 from fpmjax.metrics import show
 from fpmjax.rule import SpeculativeRule
 from fpmjax.status import Status
 from fpmjax.work import Work
 
 MOST = 8  # draft length looked up to by default where the acceptance is known at every depth
+MOST_EVER = 1 << 16  # draft length that is looked up to at all
 NONE = -1
+SOURCES = ("iid", "unconditional", "conditional", "measured")
+TOKENS_HINT = "tokens per round lie from 1 to draft length + 1, and are 1 at draft length 0"
 RATE_HINT = "an acceptance rate is a number from 0 to 1"
 
 
@@ -46,11 +49,23 @@ class Acceptance:
     source: which of the four.
     tokens: float64 [m + 1], E(0) .. E(m), NaN where it is not known; None for `iid`, which knows every depth.
     rate:   of `iid`, else None.
+
+    Raises OptionError, the code being the field.
     """
 
     source: str
     tokens: np.ndarray | None = None
     rate: float | None = None
+
+    def __post_init__(self):
+        if word("source", self.source, SOURCES) == "iid":
+            if self.tokens is not None:
+                refuse_option("tokens", "an i.i.d. rate knows every draft length", "leave tokens out")
+            object.__setattr__(self, "rate", float(rates_of("rate", [self.rate])[0]))
+            return
+        if self.rate is not None:
+            refuse_option("rate", f"{self.source} tokens have no rate", "leave rate out")
+        object.__setattr__(self, "tokens", tokens_of(self.tokens))
 
     @classmethod
     def iid(cls, rate: float) -> Acceptance:
@@ -58,8 +73,7 @@ class Acceptance:
 
         E(d) = (1 - rate ** (d + 1)) / (1 - rate), its limit d + 1 at rate 1.  Biased for real drafters, see above.
         """
-        (one,) = rates_of("rate", [rate])
-        return cls("iid", rate=float(one))
+        return cls("iid", rate=rate)
 
     @classmethod
     def unconditional(cls, rates: Any) -> Acceptance:
@@ -97,8 +111,8 @@ class Acceptance:
         if not isinstance(tokens, Mapping) or not tokens:
             refuse_option("tokens", f"tokens is {show(tokens)}", hint)
         depths = [int(integers("tokens", d, 0)) for d in tokens]
-        if max(depths) > 1 << 16:
-            refuse_option("tokens", f"tokens holds draft length {max(depths)}", "draft lengths up to 65,536")
+        if max(depths) > MOST_EVER:
+            refuse_option("tokens", f"tokens holds draft length {max(depths)}", f"draft lengths up to {MOST_EVER:,}")
         out = np.full(max(depths) + 1, np.nan)
         for d, value in zip(depths, tokens.values(), strict=True):
             if not is_number(value) or not 1 <= value <= d + 1:
@@ -190,8 +204,8 @@ def best_draft_length(
     """Which draft length gives the most tokens per second, 0 being ordinary decoding; one rank, pure decode.
 
     requests, kv: integers or arrays of them that broadcast: requests in the batch, and past KV tokens of all together.
-    rule: factor of a round; None is the published one.  most: the largest draft length looked at; None is all that
-    `tokens_per_round` knows, and 8 for an i.i.d. rate.
+    rule: factor of a round; None is the published one.  most: the largest draft length looked at, at most 65,536; None
+    is all that `tokens_per_round` knows, and 8 for an i.i.d. rate.
 
     A draft length that the model does not cover is no candidate: `status` says why, `candidate` which ones were.  The
     rule was calibrated up to 8 requests and 4 draft tokens; `calibrated` says which answers lie outside.
@@ -291,12 +305,29 @@ def most_of(acceptance: Acceptance, most: Any) -> int:
     known = acceptance.most
     if most is None:
         return MOST if known is None else known
-    top = int(integers("most", most, 0))
+    top = integer("most", most, 0, MOST_EVER)
     if known is not None and top > known:
         refuse_option(
             "most", f"most={top}, but tokens per round are known up to draft length {known}", f"most={known}, or none"
         )
     return top
+
+
+def tokens_of(value: Any) -> np.ndarray:
+    """float64 [m + 1], a copy: 1 at draft length 0, from 1 to d + 1 at d, or NaN; OptionError (`tokens`) otherwise."""
+    try:
+        found = np.asarray(value)
+        if found.ndim != 1 or not found.size or found.dtype.kind not in "iuf" or np.ma.is_masked(value):
+            raise ValueError
+    except ValueError:
+        refuse_option("tokens", f"tokens is {show(value)}", TOKENS_HINT)
+    found = found.astype(np.float64)
+    wrong = ~(np.isnan(found) | (found >= 1) & (found <= np.arange(1, len(found) + 1)))
+    wrong[0] = found[0] != 1
+    if wrong.any():
+        d = int(wrong.argmax())
+        refuse_option("tokens", f"tokens at draft length {d} is {found[d]}", TOKENS_HINT)
+    return found
 
 
 def rates_of(name: str, value: Any) -> np.ndarray:

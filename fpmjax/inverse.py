@@ -7,7 +7,6 @@ one.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from enum import IntEnum
@@ -19,12 +18,13 @@ import numpy as np
 from fpmjax._jax import own_scope
 from fpmjax.errors import FpmError, refuse_option
 from fpmjax.estimate import device_copy, estimate
+from fpmjax.given import depths, integer, integers, limits
 from fpmjax.guard import check_concrete, check_one_model, is_model
 from fpmjax.lookup.segments import Line, runs, search
-from fpmjax.metrics import U32_MAX, show
+from fpmjax.metrics import U32_MAX
 from fpmjax.models.direct import Direct
 from fpmjax.rule import PUBLISHED, SpeculativeRule
-from fpmjax.speculative import check_range, check_rule, draft_lengths, require_eligible
+from fpmjax.speculative import check_rule, require_eligible
 from fpmjax.work import Work
 
 MOST_BATCHES, MOST_CONTEXT = 1 << 10, 1 << 17  # looked through by default where no table says where it ends
@@ -103,6 +103,16 @@ class Asked:
         arrays = {f.name: getattr(self, f.name) for f in fields(self)}
         return replace(self, **{name: x[which] for name, x in arrays.items() if isinstance(x, np.ndarray)})
 
+    def kinds(self) -> Iterator[tuple[Any, Asked]]:
+        """(which, those questions) of ordinary decoding, and of rounds."""
+        if self.depth is None or self.depth.all():
+            yield slice(None), self
+            return
+        plain = self.depth == 0
+        yield plain, replace(self.part(plain), depth=None, rule=None)
+        if not plain.all():
+            yield ~plain, self.part(~plain)
+
     def latency_ms(self, model: Any, x: np.ndarray) -> np.ndarray:
         """float64 [n, m], the model's own answers at x [n, m]; NaN where refused or negative."""
         known = np.where((x >= 0) & (x <= self.top[:, None]), x, NONE)
@@ -130,7 +140,7 @@ def largest_batch(
 
     limit_ms: positive milliseconds of one pass, or of one round where a draft length is given.
     kv_per_request: past KV tokens of each request, all alike; or kv_total: of all together, whatever the batch.
-    draft_length, rule: as `estimate` takes them.
+    draft_length, rule: as `estimate` takes them; among several draft lengths 0 is ordinary decoding.
     most: the largest batch that is looked at; by default all that a table can answer, and 1,024 for other models.
 
     A table is walked from measured point to measured point; any other model is asked at every batch.  `Ended` says what
@@ -206,14 +216,17 @@ def largest(
     limit, value, *depth = (np.broadcast_to(x, shape).ravel() for x in arrays.values())
     end = usual if table is None else 2 * U32_MAX  # no bound: nothing beyond 32 bits can be asked
     if most is not None:
-        if np.ndim(most):
-            refuse_option("most", f"most is {show(most)}", "give one integer")
-        end = int(integers("most", most, first or 0)[()])
+        end = integer("most", most, first or 0)
     requests, requests_step, kv, kv_step = line(value)
     top = np.minimum(end, U32_MAX // np.maximum(kv_step, 1))
     asked = Asked(limit, depth[0] if depth else None, requests, requests_step, kv, kv_step, top, end, rule, first)
-    found = scan(model, asked) if table is None else walk(model, table, asked)
-    return Largest(**{f.name: getattr(found, f.name).reshape(shape)[()] for f in fields(found)})
+    out: dict[str, np.ndarray] = {}
+    for which, part in asked.kinds():
+        found = scan(model, part) if table is None else walk(model, table, part)
+        for f in fields(found):
+            answers = getattr(found, f.name)
+            out.setdefault(f.name, np.empty(len(limit), answers.dtype))[which] = answers
+    return Largest(**{name: x.reshape(shape)[()] for name, x in out.items()})
 
 
 def walk(model: Any, table: Direct, asked: Asked) -> Largest:
@@ -353,44 +366,3 @@ def check_model(model: Any, who: str) -> Direct | None:
         return None
     ms = np.asarray(model.decode.knots.ms)
     return model if not model.decode.knots.checked or bool(((ms > 0) & np.isfinite(ms)).all()) else None
-
-
-def limits(value: Any) -> np.ndarray:
-    """float64 of any shape; OptionError where one is no positive number."""
-    try:
-        found = np.asarray(value)
-        if found.dtype.kind not in "iuf" or np.ma.is_masked(value):
-            raise ValueError
-    except ValueError:
-        refuse_option("limit_ms", f"limit_ms is {show(value)}", "give positive milliseconds, or an array of them")
-    found = found.astype(np.float64)
-    if not (found > 0).all():
-        refuse_option(
-            "limit_ms", f"limit_ms holds {found[~(found > 0)][0]}", "a limit is a positive number of milliseconds"
-        )
-    return found
-
-
-def integers(name: str, value: Any, least: int) -> np.ndarray:
-    """int64 of any shape; OptionError where one is no integer of least .. 2**32 - 1."""
-    hint = f"give integers from {least} to {U32_MAX}"
-    try:
-        found = np.asarray(operator.index(value) if not hasattr(value, "__array__") and np.ndim(value) == 0 else value)
-        whole = found.dtype.kind in "iu" or not found.size or all(type(x) is int for x in found.ravel())
-        if isinstance(value, bool) or np.ma.is_masked(value) or not whole:
-            raise TypeError
-    except (TypeError, ValueError):
-        refuse_option(name, f"{name} is {show(value)}", hint)
-    if found.size and not least <= int(found.min()) <= int(found.max()) <= U32_MAX:
-        outside = int(found.min()) if int(found.min()) < least else int(found.max())
-        refuse_option(name, f"{name} holds {outside}", hint)
-    return found.astype(np.int64)
-
-
-def depths(value: Any) -> np.ndarray:
-    """int64 draft lengths; DraftLengthTypeError or SpeculationError where one is not acceptable."""
-    found = np.asarray(draft_lengths(value))
-    if found.size:
-        check_range(int(found.min()))
-        check_range(int(found.max()))
-    return found

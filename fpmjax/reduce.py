@@ -17,6 +17,7 @@ import numpy as np
 
 from fpmjax._jax import own_scope
 from fpmjax.errors import SpeculationError, refuse_option
+from fpmjax.given import flag
 from fpmjax.grid import DECODE, DRAFT, MODEL, Grid, with_models
 from fpmjax.lines import fold_grid
 from fpmjax.metrics import show
@@ -61,29 +62,33 @@ class Reduce:
             refuse_option("keep", f"keep names an axis twice: {', '.join(keep)}", "name each axis once")
         object.__setattr__(self, "keep", tuple(keep))
         if self.limit_ms is not None:
-            if not is_number(self.limit_ms) or self.limit_ms < 0:
+            limit = real(self.limit_ms)
+            if limit is None or limit < 0:
                 refuse_option(
                     "limit_ms", f"limit_ms is {show(self.limit_ms)}", "give milliseconds, such as limit_ms=50"
                 )
-            object.__setattr__(self, "limit_ms", float(self.limit_ms))
-        quantiles: Any = (self.quantiles,) if isinstance(self.quantiles, numbers.Real) else self.quantiles
-        if not isinstance(quantiles, (list, tuple, np.ndarray)) or not all(
-            is_number(q) and 0 <= q <= 1 for q in quantiles
-        ):
-            refuse_option(
-                "quantiles", f"quantiles is {show(self.quantiles)}", "give numbers from 0 to 1, such as [0.5, 0.99]"
-            )
-        if len({float(q) for q in quantiles}) < len(quantiles):
+            object.__setattr__(self, "limit_ms", limit)
+        asked: Any = np.atleast_1d(self.quantiles) if isinstance(self.quantiles, np.ndarray) else self.quantiles
+        quantiles = tuple(map(real, asked if isinstance(asked, (list, tuple, np.ndarray)) else (asked,)))
+        if any(q is None or not 0 <= q <= 1 for q in quantiles):
+            refuse_option("quantiles", f"quantiles is {show(asked)}", "give numbers from 0 to 1, such as [0.5, 0.99]")
+        if len(set(quantiles)) < len(quantiles):
             refuse_option("quantiles", "quantiles names one twice", "name each once")
-        object.__setattr__(self, "quantiles", tuple(map(float, quantiles)))
-        if not isinstance(self.pareto, bool):
-            refuse_option("pareto", f"pareto is {show(self.pareto)}", "give True or False")
+        object.__setattr__(self, "quantiles", quantiles)
+        object.__setattr__(self, "pareto", flag("pareto", self.pareto))
         if self.pareto and (self.limit_ms is not None or quantiles):
             refuse_option("pareto", "a front has no shares and quantiles", "ask for them in a call of their own")
 
 
-def is_number(value: Any) -> bool:
-    return isinstance(value, numbers.Real) and not isinstance(value, (bool, np.bool_)) and not math.isnan(value)
+def real(value: Any) -> float | None:
+    """The float64 of a real number, an infinite one too; None for everything else."""
+    if not isinstance(value, numbers.Real) or isinstance(value, (bool, np.bool_)):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return None if math.isnan(number) else number
 
 
 def summarise(
@@ -114,6 +119,7 @@ def summarise(
     """
     import pyarrow as pa
 
+    flag("progress", progress)
     reduce = Reduce() if reduce is None else reduce
     if not isinstance(reduce, Reduce):
         refuse_option("reduce", f"reduce is a {type(reduce).__name__}", "fpmjax.Reduce(keep=['decode_requests'])")

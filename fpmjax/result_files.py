@@ -32,7 +32,7 @@ from fpmjax.metrics import show
 from fpmjax.status import Status
 
 FORMAT, VERSION = "fpmjax sweep", 1
-MANIFEST = "_manifest.json"  # readers of datasets skip names that begin so
+MANIFEST = "_manifest.json"  # readers of datasets skip names that begin so; others take "folder/*.parquet"
 SUFFIX = ".parquet"
 PART = re.compile(r"part-\d{5,}\.parquet", re.ASCII)
 PARTIAL = re.compile(r"\.[0-9a-f]{32}\.partial", re.ASCII)  # what `replacing` leaves when it is killed

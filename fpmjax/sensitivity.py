@@ -19,7 +19,7 @@ from fpmjax._jax import own_scope
 from fpmjax.answer import Array
 from fpmjax.errors import CoverageError, MetricsError, OptionError
 from fpmjax.estimate import check_arguments, device_copy, estimate, only_what_is_there, pad_ranks, rows, spread
-from fpmjax.inverse import depths
+from fpmjax.given import depths
 from fpmjax.lookup.axis import take
 from fpmjax.lookup.curves import Knots
 from fpmjax.lookup.decode import DecodeTable
@@ -56,7 +56,8 @@ def sensitivity(
 ) -> Sensitivity:
     """How each answer of pure decode on one rank changes with one more KV token and with one more request.
 
-    draft_length, rule: as `estimate` takes them; everything is then of whole rounds.
+    draft_length, rule: as `estimate` takes them; everything is then of whole rounds.  Among several draft lengths 0 is
+    ordinary decoding.
 
     Of a table, `per_kv_token` is the slope between the measured points on both sides of K, exact, crossed between
     batches as the answer itself is; at a measured K the segment above counts, at the end of a curve the one below,
@@ -73,6 +74,19 @@ def sensitivity(
         depth = depths(draft_length)
         shape = common_shape(batch.shape, depth.shape)
         batch, kv, depth = (np.broadcast_to(x, shape) for x in (batch, kv, depth))
+        if not depth.all():
+            out, plain = np.empty((4, *shape)), depth == 0
+            out[:, plain] = changes(model, batch[plain], kv[plain], None, None)
+            if not plain.all():
+                out[:, ~plain] = changes(model, batch[~plain], kv[~plain], depth[~plain], rule)
+            return Sensitivity(*out)
+    return Sensitivity(*(x[()] for x in changes(model, batch, kv, depth, rule)))
+
+
+def changes(
+    model: Any, batch: np.ndarray, kv: np.ndarray, depth: np.ndarray | None, rule: SpeculativeRule | None
+) -> tuple[np.ndarray, ...]:
+    """The four numbers of `Sensitivity`, of one shape; depth: above 0, or None for ordinary decoding."""
     share = (2 * kv + batch) // np.maximum(2 * batch, 1)
     requests = np.stack([batch, batch + 1, batch + 1, batch])
     tokens = np.stack([kv, kv + share, kv, kv + 1])
@@ -91,7 +105,7 @@ def sensitivity(
         slope = np.where(np.isnan(ms), np.nan, slope)
     else:
         slope = others[2] - ms
-    return Sensitivity(*(x[()] for x in (ms, slope, context, total)))
+    return ms, slope, context, total
 
 
 def decode_of(work: Work) -> tuple[np.ndarray, np.ndarray]:
@@ -152,7 +166,7 @@ def row_sensitivity(
     """d (mean ms) / d (ms measured in each row): which measurements carry a workload, and how much.
 
     weights: how often each query occurs, numbers not below 0 that broadcast against `work.shape`; None: all alike.
-    draft_length, rule: as `estimate` takes them.
+    draft_length, rule: as `estimate` takes them; among several draft lengths 0 is ordinary decoding.
 
     Returns float64 [rows of the Parquet file, up to the last one that the model reads], as `with_latencies` takes them;
     its sum is 1 for pure decode or prefill without a draft length.  The mean is over the queries that are answered.
@@ -181,6 +195,32 @@ def row_sensitivity(
         weight = np.broadcast_to(weight, shape)
     if depth is not None and depth.ndim:
         depth = np.broadcast_to(depth, shape)
+    parts: list[Any] = [(depth, weight, rule)]
+    if depth is not None and not depth.all():  # ordinary passes and rounds apart, each with no weight for the others
+        plain = depth == 0
+        parts = [(None, np.where(plain, weight, 0.0), None)]
+        if not plain.all():
+            parts.append((np.maximum(depth, 1), np.where(plain, 0.0, weight), rule))
+    pulls, sum_weight = jax.tree.map(lambda *x: sum(x), *(pulls_of(model, work, shape, *part) for part in parts))
+    if not sum_weight > 0:
+        raise CoverageError("no query that counts is answered, so nothing carries their mean\nhint: see `estimate`")
+    knots = [getattr(model, phase).knots for phase in PHASES]
+    size = 1 + max(int(np.max(k.row)) for k in knots)
+    by_row = np.zeros(size)
+    for k, pulled in zip(knots, pulls, strict=True):
+        by_row += np.bincount(np.asarray(k.row), pulled, minlength=size)
+    return by_row / float(sum_weight)
+
+
+def pulls_of(
+    model: Direct,
+    work: Work,
+    shape: tuple[int, ...],
+    depth: np.ndarray | None,
+    weight: np.ndarray,
+    rule: SpeculativeRule | None,
+) -> Any:
+    """`pull` of queries [shape], summed over fixed blocks."""
     ranks = 1 << (work.ranks - 1).bit_length()
     asked = spread(only_what_is_there(work, needs_lists=depth is not None, model=model), shape)
     arrays = (asked, depth, weight)
@@ -192,15 +232,9 @@ def row_sensitivity(
             part = (pad_ranks(part[0], ranks), *part[1:])
             found = jax.tree.map(np.asarray, pull(on_device, *part, np.int64(where.stop - where.start), rule))
             total = found if total is None else jax.tree.map(np.add, total, found)
-    pulls, sum_weight = total if total is not None else ((), 0.0)
-    if not sum_weight > 0:
-        raise CoverageError("no query that counts is answered, so nothing carries their mean\nhint: see `estimate`")
-    knots = [getattr(model, phase).knots for phase in PHASES]
-    size = 1 + max(int(np.max(k.row)) for k in knots)
-    by_row = np.zeros(size)
-    for k, pulled in zip(knots, pulls, strict=True):
-        by_row += np.bincount(np.asarray(k.row), pulled, minlength=size)
-    return by_row / float(sum_weight)
+    if total is None:  # no query at all
+        total = [np.zeros(np.shape(getattr(model, phase).knots.ms)) for phase in PHASES], np.float64(0.0)
+    return total
 
 
 @partial(jax.jit, static_argnames="rule")

@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from fpmjax.errors import refuse_option
+from fpmjax.given import flag, word
 from fpmjax.metrics import show
 from fpmjax.progress import Progress
 from fpmjax.result_columns import STATUS, as_numpy
@@ -66,10 +67,10 @@ def sweep(
     models: one; several in a list; or {name: model}.  Several are asked everything in turn, or where the grid's own
         axis `model` says.  None where the grid has that axis.
     queries: `grid(...)`, or a table of queries: Arrow, a data frame of pandas or Polars, a Parquet or CSV file; see
-        `query_table`.
+        `query_table`.  A row that cannot be asked is kept, and its column `fault` says why.
     out: None returns the rows; "x.parquet" writes one file, which appears when it is complete; any other name is a
         folder of numbered parts, which an interrupted sweep goes on with when it is asked the same again.  Both return
-        `Swept`.
+        `Swept`.  A reader that takes every file of a folder for data is given "folder/*.parquet".
     form: of returned rows: "table" (pyarrow Table), "reader" (RecordBatchReader, computed as it is read), "numpy" (dict
         of arrays: NaN for a missing number, status and resolution as the integers of `Status` and `Resolution`); not
         taken with `out`.
@@ -81,17 +82,18 @@ def sweep(
     evidence: add the lookups of every row: resolution, rows of the table's Parquet file and their weights.
     overwrite: replace an existing file when the new one is complete, and an existing result folder at once.
 
-    Raises OptionError (`models`, `queries`, `out`, `form`, `columns`, `chunk`, `exists`, `resume`, `busy`, `file`,
-    `rows`), FpmError (`disk_full`, `unwritable`) and what `estimate` raises for a model or a rule.
+    Raises OptionError (the argument, `exists`, `resume`, `busy`, `file`, `rows`), FpmError (`disk_full`, `unwritable`)
+    and what `estimate` raises for a model or a rule.
     """
+    word("form", form, FORMS)
+    for name, value in {"evidence": evidence, "progress": progress, "overwrite": overwrite}.items():
+        flag(name, value)
     if reduce is not None:
         rows_only = {"columns": columns, "evidence": evidence or None, "form": None if form == "table" else form}
         for name, value in (rows_only | {"chunk": chunk}).items():
             if value is not None:
                 refuse_option(name, f"{name} is about single rows, which a reduction has none of", f"leave {name} out")
         return reduced(models, queries, reduce, out, rule, progress, overwrite)
-    if form not in FORMS:
-        refuse_option("form", f"form is {show(form)}", f"one of {', '.join(FORMS)}")
     if out is not None and form != "table":
         refuse_option("form", f"form={form!r} is about rows that are returned, but out writes them", "leave form out")
     job = job_of(models, queries, columns, chunk, rule, evidence)

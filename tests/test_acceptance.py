@@ -111,6 +111,45 @@ def test_what_is_no_tokens_per_round_is_refused(tokens):
         Acceptance.measured(tokens)
 
 
+@pytest.mark.parametrize(
+    ("made", "code"),
+    [
+        (("iid", None, 7.0), "rate"),
+        (("iid",), "rate"),
+        (("iid", np.array([1, 1.5]), 0.5), "tokens"),
+        (("iid", None, "0.5"), "rate"),
+        (("guessed", np.array([1, 1.5])), "source"),
+        ((np.array(["iid"]),), "source"),
+        (("measured",), "tokens"),
+        (("measured", np.array([1, 1.5]), 0.5), "rate"),
+        (("measured", np.array([1, 2.5])), "tokens"),
+        (("measured", np.array([1.5])), "tokens"),
+        (("measured", np.array([np.nan, 1.5])), "tokens"),
+        (("conditional", [[1.0]]), "tokens"),
+        (("unconditional", ["1"]), "tokens"),
+    ],
+)
+def test_the_constructor_checks_too(made, code):
+    with pytest.raises(OptionError) as refusal:
+        Acceptance(*made)
+    assert refusal.value.code == code and "\nhint: " in str(refusal.value)
+
+
+def test_a_made_acceptance_can_be_made_again():
+    for made in (Acceptance.iid(1), Acceptance.conditional([1.0] * 64), Acceptance.measured({1: 2, 3: 2.4})):
+        again = Acceptance(made.source, made.tokens, made.rate)
+        np.testing.assert_array_equal(again.tokens_per_round(np.arange(4)), made.tokens_per_round(np.arange(4)))
+
+
+@pytest.mark.parametrize(
+    "most", [2**31, 10**9, 10**400, 65_537, [], range(0), [3], np.array([2, 3]), 2.0, True, "3", -1]
+)
+def test_what_is_no_largest_draft_length_is_refused(public_model, most):
+    with pytest.raises(OptionError, match="hint: give one integer from 0 to 65536") as refusal:
+        best_draft_length(public_model, 1, 4096, Acceptance.iid(0.5), most=most)
+    assert refusal.value.code == "most" and len(str(refusal.value)) < 200
+
+
 def test_measured_tokens_leave_gaps_unknown():
     found = Acceptance.measured({1: 1.6989, 3: 2.3908}).tokens_per_round([0, 1, 2, 3, 4])
     np.testing.assert_array_equal(found, [1, 1.6989, np.nan, 2.3908, np.nan])

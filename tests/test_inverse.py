@@ -291,3 +291,35 @@ def test_only_models_are_asked():
     assert found.value.code == "not_a_model"
     with pytest.raises(OptionError, match="decode_requests holds 0"):
         largest_context(direct(cell_of(surface([1, 2], [0, 9]))), limit_ms=1.0, decode_requests=0)
+
+
+@given(tables(decode_only=True), st.integers(0, 2**32))
+def test_a_draft_length_of_nothing_among_others_is_ordinary_decoding(rows, seed):
+    model, rng = direct(cell_of(rows)), np.random.default_rng(seed)
+    measured = np.array([(b, k, ms) for _, b, _, k, ms in rows])[rng.integers(len(rows), size=8)]
+    requests, kv, limits = measured[:, 0].astype(int), measured[:, 1].astype(int), measured[:, 2] * 1.2
+    depth = np.array([0, 0, 1, 3, 0, 2, 0, 1])
+    for who, ask, given_, most in (
+        (model, largest_batch, {"kv_total": kv}, None),
+        (model, largest_context, {"decode_requests": requests}, None),
+        (Plain(model), largest_batch, {"kv_total": kv}, 20),
+    ):
+        found = ask(who, limit_ms=limits, draft_length=depth, most=most, **given_)
+        for which, more in ((depth == 0, {}), (depth > 0, {"draft_length": depth[depth > 0]})):
+            asked = {name: x[which] for name, x in given_.items()}
+            alone = ask(who, limit_ms=limits[which], most=most, **asked, **more)
+            for name in vars(found):
+                assert np.array_equal(getattr(found, name)[which], getattr(alone, name), equal_nan=True), name
+
+
+def test_no_draft_length_but_alone_is_refused(embedded_cell):
+    model = direct(embedded_cell)
+    asked = {"limit_ms": 20.0, "kv_per_request": 1024}
+    plain = largest_batch(model, **asked)
+    for depth in ([0], [[0, 0]], np.zeros(1, int)):
+        found = largest_batch(model, **asked, draft_length=depth, rule=PUBLISHED)
+        assert (found.anywhere == plain.anywhere).all() and (found.anywhere_ms == plain.anywhere_ms).all()
+    assert largest_batch(model, **asked, draft_length=[]).anywhere.shape == (0,)
+    for depth in (0, np.int64(0), [-1, 0], [0, 2**32]):
+        with pytest.raises(SpeculationError):
+            largest_batch(model, **asked, draft_length=depth)

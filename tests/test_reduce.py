@@ -324,7 +324,14 @@ def test_quantiles_hold_their_bound_on_latencies_far_apart(monkeypatch):
         ({"quantiles": [50]}, "quantiles"),
         ({"quantiles": "0.5"}, "quantiles"),
         ({"quantiles": [0.5, 0.5]}, "quantiles"),
+        ({"limit_ms": 10**400}, "limit_ms"),
+        ({"limit_ms": np.array([50.0])}, "limit_ms"),
+        ({"quantiles": 10**400}, "quantiles"),
+        ({"quantiles": np.array(3.0)}, "quantiles"),
+        ({"quantiles": np.array([[0.5]])}, "quantiles"),
+        ({"quantiles": None}, "quantiles"),
         ({"pareto": 1}, "pareto"),
+        ({"pareto": np.array([True, False])}, "pareto"),
         ({"pareto": True, "limit_ms": 5}, "pareto"),
     ],
 )
@@ -337,6 +344,8 @@ def test_a_reduction_that_makes_no_sense_is_refused(options, code):
 def test_one_name_or_number_stands_for_a_list():
     one: Any = 0.5
     assert Reduce(keep="decode_kv", quantiles=one) == Reduce(keep=["decode_kv"], quantiles=(0.5,))
+    assert Reduce(quantiles=np.array(0.5)) == Reduce(quantiles=np.array([0.5])) == Reduce(quantiles=one)
+    assert Reduce(pareto=np.True_).pareto is True and Reduce(limit_ms=np.float32(2)).limit_ms == 2.0
 
 
 TOY = toy([0])
@@ -351,6 +360,7 @@ DECODE = {"decode_requests": [1, 2], "decode_kv": [1, 2]}
         (TOY, DECODE, {"reduce": ["decode_requests"]}, "reduce"),
         (TOY, {"prefill_requests": 1, "prefill_tokens": 5}, {"reduce": Reduce(keep=(), pareto=True)}, "pareto"),
         (TOY, None, {}, "grid"),
+        (TOY, DECODE, {"progress": "no"}, "progress"),
         ("toy", DECODE, {}, "models"),
         ([], DECODE, {}, "models"),
         (TOY, DECODE | {"model": [TOY]}, {}, "models"),
@@ -361,7 +371,7 @@ DECODE = {"decode_requests": [1, 2], "decode_kv": [1, 2]}
 )
 def test_what_cannot_be_summarised_is_refused_by_name(models, axes, options, code):
     with pytest.raises(OptionError) as error:
-        summarise(models, axes and grid(**axes), progress=False, **options)
+        summarise(models, axes and grid(**axes), **{"progress": False, **options})
     assert error.value.code == code and "\nhint: " in str(error.value)
 
 

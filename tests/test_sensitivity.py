@@ -231,3 +231,34 @@ def test_only_tables_have_rows():
     assert error.value.code == "model"
     with pytest.raises(FpmError, match="asks a model"):
         row_sensitivity("model", Work.decode(2, 5))
+
+
+@settings(max_examples=10)
+@given(tables(), st.integers(0, 2**32), st.booleans())
+def test_a_draft_length_of_nothing_among_others_is_ordinary_decoding(rows, seed, plain_only):
+    model, rng = direct(cell_of(rows)), np.random.default_rng(seed)
+    queries = queries_near(rows, 30, seed)
+    queries[:, :3] = 0
+    batch, kv = np.maximum(queries[:, 3], 1), queries[:, 4]
+    depth = np.zeros(30, np.int64) if plain_only else rng.integers(0, 4, 30)
+    work = Work.decode(batch, kv)
+    found = sensitivity(model, work, draft_length=depth)
+    for which, more in ((depth == 0, {}), *((depth == d, {"draft_length": d}) for d in (1, 2, 3))):
+        alone = sensitivity(model, Work.decode(batch[which], kv[which]), **more)
+        for name in vars(found):
+            assert np.array_equal(getattr(found, name)[which], getattr(alone, name), equal_nan=True), name
+    drafted = estimate(model, work, draft_length=np.maximum(depth, 1), check=False).latency_ms
+    ms = np.where(depth == 0, estimate(model, work, check=False).latency_ms, drafted)
+    assert np.array_equal(found.latency_ms, ms, equal_nan=True)
+    if np.isnan(ms).all():
+        return
+    weights = rng.uniform(0.1, 2, 30)
+    by_row = row_sensitivity(model, work, weights, draft_length=depth)
+    if plain_only:
+        assert np.array_equal(by_row, row_sensitivity(model, work, weights))
+    latencies = np.zeros(len(rows))
+    for points in (model.cell.decode, model.cell.prefill):
+        latencies[points.row] = points.latency_ms
+    known = ~np.isnan(ms)  # an answer is a sum over measured rows, so their pulls times their latencies are the mean
+    mean = (ms[known] * weights[known]).sum() / weights[known].sum()
+    assert (by_row * latencies[: len(by_row)]).sum() == pytest.approx(mean, rel=1e-9)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from functools import partial
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from small_tables import cell_of, surface
@@ -55,6 +56,14 @@ def model():
         ("TWICE", ONE, {}, "models"),
         ("TWICE", ONE, {"reduce": fpmjax.Reduce()}, "models"),
         ("MODEL", ONE, {"form": "pandas"}, "form"),
+        ("MODEL", ONE, {"form": np.array(["table", "numpy"])}, "form"),
+        ("MODEL", ONE, {"form": None}, "form"),
+        ("MODEL", ONE, {"evidence": "no"}, "evidence"),
+        ("MODEL", ONE, {"evidence": np.array([True, False])}, "evidence"),
+        ("MODEL", ONE, {"progress": 0}, "progress"),
+        ("MODEL", ONE, {"progress": None}, "progress"),
+        ("MODEL", ONE, {"overwrite": "no", "out": "x.parquet"}, "overwrite"),
+        ("MODEL", ONE, {"overwrite": "no", "out": "x.parquet", "reduce": fpmjax.Reduce()}, "overwrite"),
         ("MODEL", ONE, {"out": ""}, "out"),
         ("MODEL", grid(decode_requests=range(2**15), decode_kv=range(2**14)), {}, "rows"),
     ],
@@ -62,7 +71,7 @@ def model():
 def test_mistakes_are_named(model, models, queries, options, code):
     with pytest.raises(OptionError) as caught:
         asked = {"MODEL": model, "TWICE": {1: model, "1": model}}
-        sweep(asked[models] if models in ("MODEL", "TWICE") else models, queries, progress=False, **options)
+        sweep(asked[models] if models in ("MODEL", "TWICE") else models, queries, **{"progress": False, **options})
     assert caught.value.code == code and "\nhint: " in str(caught.value)
 
 
