@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.csv as pacsv
@@ -89,7 +90,7 @@ def test_an_estimator_is_named_in_the_command_without_its_folder(fpm, tmp_path, 
     ran = fpm("calibrate", tmp_path / "s.parquet", *model, "--json", *FAST)
     assert ran.code == 0
     assert ran.document["command"].endswith(
-        f"--reference estimator --draws 50 --model {embedded_path.name} --select tp=1"
+        f"--reference estimator --draws 50 --model {embedded_path.name} --select tp=1 --no-figures"
     )
     assert "measured  against the measured reference" in fpm("calibrate", tmp_path / "s.parquet", *model, *FAST).out
 
@@ -104,7 +105,60 @@ def test_the_refit_of_one_group_can_be_written(fpm, tmp_path):
     assert ran.out.startswith("scored    576 rounds")  # what was found is told all the same
 
 
+def test_a_rule_that_cannot_be_written_is_found_before_the_folder(fpm, study):
+    for words in (("--rule-of", "nobody"), ("--rule-out", "no/rule.json"), ("--rule-out", ".")):
+        assert fpm("calibrate", "study.csv", "-o", "mine", "--rule-out", "rule.json", *words, *FAST).code == 2
+        assert not (study.parent / "mine").exists() and not (study.parent / "rule.json").exists()
+
+
 # Mistakes
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "study.csv",
+        "study.json",
+        "link.csv",
+        "./study.csv",
+        "fixed.json",
+        "mine.json",
+        "notes.txt",
+        "kept/README.md",
+        "kept/result.json",
+        "kept/errors.png",
+        "kept/data/new.json",
+        "kept/fixed_rule.json",
+        "empty/README.md",
+    ],
+)
+def test_what_is_read_or_kept_is_never_written_over(fpm, study, name):
+    fpm("calibrate", "study.csv", "-o", "kept", "--rule-out", "fixed.json", *FAST)
+    Path("empty").mkdir()
+    Path("notes.txt").write_text("mine")
+    Path("mine.json").write_text("{}")
+    Path("link.csv").symlink_to("study.csv")
+    before = {path: path.read_bytes() for path in study.parent.rglob("*") if path.is_file()}
+    out = name.split("/")[0] if "/" in name and name[0] != "." else "new"
+    asked = ("study.csv", "--rule", "fixed.json", "--rule-out", name, "-o", out, *FAST)
+    sidecar = ("--sidecar", "mine.json") if name == "mine.json" else ()
+    fpm("calibrate", *asked, "--overwrite", *sidecar).refused("hint: ")
+    assert {path: path.read_bytes() for path in study.parent.rglob("*") if path.is_file()} == before
+
+
+def test_a_folder_keeps_its_own_study_and_replaces_no_other_input(fpm, study):
+    assert fpm("calibrate", "study.csv", "-o", "mine", *FAST).code == 0
+    again = ("calibrate", "mine/data/study.csv", "-o", "mine", "--overwrite", *FAST)
+    assert fpm(*again).code == 0
+    assert fpm(*again, "--rule-out", "mine/rule.json").code == 0
+    assert fpm(*again, "--rule", "mine/rule.json").code == 0
+    assert fpm(*again, "--rule", "mine/fixed_rule.json").code == 0
+    study.rename("other.csv")
+    Path("study.json").unlink()
+    asked = ("calibrate", "other.csv", "--sidecar", "mine/data/study.json", "-o", "mine", "--overwrite", *FAST)
+    fpm(*asked).refused("its sidecar mine/data/study.json is a file that -o mine replaces")
+    Path("mine/data/link.csv").symlink_to("../../other.csv")
+    assert fpm("calibrate", "mine/data/link.csv", *FAST).code == 0
 
 
 def test_a_folder_is_never_taken_by_surprise(fpm, study):
@@ -127,6 +181,10 @@ def test_a_folder_is_never_taken_by_surprise(fpm, study):
         (("study.csv", "--rule-out", "no/where.json"), ("the folder no does not exist",)),
         (("study.csv", "--seed", "-1"), ("is not a whole number",)),
         (("study.csv", "--draws", "0"), ("is not a whole number from 1",)),
+        (("study.csv", "--draws", "1000000000"), ("are too many: 2,000 do, at most 1,000,000",)),
+        (("study.csv", "--repetition", "every"), ("is not a whole number",)),
+        (("study.csv", "--sidecar", "none.json"), ("none.json cannot be read",)),
+        (("--template", "no/x.csv"), ("no/x.csv cannot be written",)),
         (("study.csv", "--rule", "study.csv"), ("is no rule file",)),
         (("study.csv", "--repetition", "5"), ("no speculative rounds of repetition 5",)),
         (("none.csv",), ("cannot be read",)),

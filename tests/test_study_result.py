@@ -18,7 +18,9 @@ from fpmjax.errors import OptionError
 from fpmjax.rule import SpeculativeRule
 from fpmjax.rule_file import load_rule
 from fpmjax.study.folder import FIGURES
+from fpmjax.study.read import read_study
 from fpmjax.study.result import KEYS, run_study
+from fpmjax.study.scored import score
 from fpmjax.study.summary import summary
 from fpmjax.study.template import write_template
 
@@ -84,9 +86,9 @@ def test_the_folder_is_whole_and_rebuilds_to_the_byte(result, tmp_path, fpm, mon
     before = files_of(folder)
     assert list(before) == ["README.md", "chart.svg", "data/small.parquet", "result.json"]
     monkeypatch.chdir(folder)
-    ran = fpm(*result.document["command"].split()[1:], "--no-figures")
+    ran = fpm(*result.document["command"].split()[1:])
     assert ran.code == 0, ran
-    assert files_of(folder) == before
+    assert {name: data for name, data in files_of(folder).items() if name not in FIGURES} == before
     assert not [path for path in folder.iterdir() if path.name.startswith(".")]
 
 
@@ -130,6 +132,67 @@ def test_an_older_study_is_replaced_and_other_files_stay(small, result, tmp_path
         result.save(tmp_path / "other", overwrite=True)
     with pytest.raises(OptionError, match="is a file"):
         result.save(table, overwrite=True)
+
+
+def broken(folder, change):
+    older = json.loads((folder / "result.json").read_text())
+    (folder / "result.json").write_text(change if isinstance(change, str) else json.dumps(older | change))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"inputs": 5},
+        {"inputs": None},
+        {"inputs": [5]},
+        {"inputs": [{"file": 5}]},
+        {"inputs": {"a": 1}},
+        "[" * 10**5,
+        "{",
+    ],
+)
+def test_a_broken_result_is_told_before_anything_is_replaced(result, tmp_path, change):
+    folder = result.save(tmp_path / "kept", figures=False)
+    broken(folder, change)
+    before = files_of(folder)
+    with pytest.raises(OptionError, match="no study, or a broken"):
+        result.save(folder, overwrite=True)
+    assert files_of(folder) == before
+
+
+@pytest.mark.parametrize(
+    "name", ["data/a\0", "data/\ud800", "data/..", "data/.", "../x", "data/deep", "/etc/x", "result.json"]
+)
+def test_odd_names_in_an_older_result_are_left_alone(result, tmp_path, name):
+    folder = result.save(tmp_path / "kept", figures=False)
+    (tmp_path / "x").write_text("mine")
+    (folder / "data" / "deep").mkdir()
+    before = files_of(folder)
+    broken(folder, {"inputs": [{"file": name}]})
+    result.save(folder, overwrite=True, figures=False)
+    assert files_of(folder) == before and (tmp_path / "x").exists() and (folder / "data" / "deep").is_dir()
+
+
+@pytest.mark.parametrize("name", ["chart.svg", "README.md", "data/small.parquet", "data"])
+def test_what_is_no_file_is_never_replaced(result, tmp_path, name):
+    folder = result.save(tmp_path / "kept", figures=False)
+    if name == "data":
+        (folder / "data").rename(tmp_path / "data")
+        (folder / "data").write_text("mine")
+    else:
+        (folder / name).unlink()
+        (folder / name).mkdir()
+    before = files_of(folder)
+    with pytest.raises(OptionError, match="is no f"):
+        result.save(folder, overwrite=True, figures=False)
+    assert files_of(folder) == before
+
+
+@pytest.mark.parametrize("name", ["a\0", "", None, 5, "\ud800"])
+def test_what_names_no_folder_is_refused(result, name):
+    with pytest.raises(OptionError) as caught:
+        result.save(name)
+    assert caught.value.code == "folder"
 
 
 def test_figures_are_written_where_matplotlib_is(result, tmp_path):
@@ -194,6 +257,73 @@ def test_an_estimator_as_reference_is_told_apart_from_the_measured_one(embedded_
     assert document["beside"]["measured"]["round_weighted_mape"] < 1e-6 < document["overall"]["round_weighted_mape"]
     text = (found.save(tmp_path / "kept", figures=False) / "README.md").read_text()
     assert "% against measured F" in text and "its own error is in every number" in text
+
+
+def test_a_folder_made_with_a_model_in_python_promises_no_command(embedded_cell, tmp_path, monkeypatch):
+    table = studies.synthetic(gpus=("B300",), true={studies.MTP: (0.08, 1.25)}, batches=(4,), rounds=lambda d: 12)
+    model, rule = fpmjax.direct(embedded_cell), SpeculativeRule("0.09", "1.2", "mine")
+    for given in (model, {("B300", 1, "Qwen3.5-4B"): model}):
+        found = run_study(
+            table, reference="estimator", model=given, rule=rule, repetition=None, draws=20, progress=False
+        )
+        folder = found.save(tmp_path / "kept", figures=False, overwrite=True)
+        before, line = files_of(folder), found.document["command"]
+        text = (folder / "README.md").read_text()
+        assert f"```python\n{line}\n```" in text and "fpmjax calibrate" not in text
+        assert f"sha256 {model_digest(found.document)[:16]}" in text
+        assert line == (
+            "fpmjax.run_study('data/study.parquet', model=model, reference='estimator', repetition=None, draws=20, "
+            "rule=fpmjax.load_rule('fixed_rule.json')).save('.', overwrite=True)"
+        )
+        monkeypatch.chdir(folder)
+        monkeypatch.setitem(sys.modules, "matplotlib", None)
+        exec(line, {"fpmjax": fpmjax, "model": given})
+        assert files_of(folder) == before
+
+
+def model_digest(document):
+    told = document["reference"]["model"]
+    return told["digest"] if "digest" in told else next(iter(told.values()))["digest"]
+
+
+def test_all_repetitions_can_be_scored(small, tmp_path, fpm, monkeypatch):
+    found = run_study(small, repetition=None, draws=20, progress=False)
+    assert found.document["overall"]["rounds"] == 2 * 288
+    folder = found.save(tmp_path / "kept", figures=False)
+    assert "| scored repetition | all |" in (folder / "README.md").read_text()
+    before = (folder / "result.json").read_bytes()
+    monkeypatch.chdir(folder)
+    assert fpm(*found.document["command"].split()[1:]).code == 0
+    assert (folder / "result.json").read_bytes() == before
+
+
+@pytest.mark.parametrize("repetition", [[1], "all", True, 1.0, -1])
+def test_a_repetition_is_a_number(small, repetition):
+    study = read_study(small)
+    for call in (score, run_study):
+        with pytest.raises(OptionError) as caught:
+            call(study, repetition=repetition)
+        assert caught.value.code == "repetition" and "\nhint: " in str(caught.value)
+
+
+@pytest.mark.parametrize("value", ["x.csv", None, 5])
+def test_only_a_study_is_scored(value):
+    with pytest.raises(OptionError, match="read_study makes one"):
+        score(value)
+
+
+def test_too_many_draws_are_refused(small):
+    with pytest.raises(OptionError, match="at most 1,000,000"):
+        run_study(small, draws=10**9)
+
+
+def test_rows_without_a_context_are_anchors_only(tmp_path):
+    table = studies.six_rounds()
+    empty = pa.nulls(table.num_rows, pa.int64())
+    table = table.set_column(table.column_names.index("initial_context"), "initial_context", empty)
+    study = read_study(table, anchors=True)
+    with pytest.raises(OptionError, match="row 1 has no initial_context"):
+        run_study(study, progress=False)
 
 
 def test_a_study_without_a_reference_says_so(tmp_path):

@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 from fpmjax.cli.arguments import (
+    EMBEDDED,
     NOT_COVERED,
     UsageError,
     add_choice,
@@ -62,6 +63,7 @@ def add(commands: Any) -> None:
         examples=EXAMPLES,
     )
     parser.add_argument("study", metavar="STUDY", nargs="?", help="measured rounds: a .parquet, .csv or .csv.gz file")
+    parser.add_argument("--sidecar", metavar="FILE", help="what describes it (default: NAME.json beside it, if there)")
     parser.add_argument("-o", "--out", metavar="DIR", help="the evidence folder to make (default: only tell)")
     parser.add_argument("--overwrite", action="store_true", help="replace the study that the folder holds")
     parser.add_argument("--rule", metavar="FILE", help="the rule that is judged (default: the published one)")
@@ -77,10 +79,14 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("--json", action="store_true", help="result.json on stdout (default: text)")
     how = parser.add_argument_group("how")
-    how.add_argument("--draws", metavar="N", type=one_count, default=2000, help="of the bootstrap (default: 2000)")
+    how.add_argument("--draws", metavar="N", type=draws, default=2000, help="of the bootstrap (default: 2000)")
     how.add_argument("--seed", metavar="N", type=whole, default=0, help="of the bootstrap (default: 0)")
     how.add_argument(
-        "--repetition", metavar="N", type=whole, default=1, help="speculative rounds that are scored (default: 1)"
+        "--repetition",
+        metavar="N",
+        type=which,
+        default=1,
+        help="speculative rounds that are scored, or all (default: 1)",
     )
     how.add_argument(
         "--warmup", metavar="N", type=whole, default=16, help="rounds dropped at the start of every run (default: 16)"
@@ -107,6 +113,20 @@ def whole(text: str) -> int:
     return count(text)
 
 
+def draws(text: str) -> int:
+    """How many draws; an argparse type."""
+    from fpmjax.study.result import MOST_DRAWS
+
+    if (number := one_count(text)) > MOST_DRAWS:
+        raise argparse.ArgumentTypeError(f"{shorten(text)} are too many: 2,000 do, at most {MOST_DRAWS:,}")
+    return number
+
+
+def which(text: str) -> int | None:
+    """A repetition, or None for all; an argparse type."""
+    return None if text == "all" else whole(text)
+
+
 def run(args: argparse.Namespace) -> int:
     if args.template is not None:
         return template(args)
@@ -114,11 +134,13 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("no study is given\nhint: name a .parquet or .csv file, or start with --template study.csv")
     check_flags(args)
     from fpmjax.study.folder import check_folder
+    from fpmjax.study.read import read_study
     from fpmjax.study.result import run_study
     from fpmjax.study.summary import summary
 
     if args.out is not None:
-        check_folder(Path(args.out), args.overwrite)  # before a long computation
+        check_folder(args.out, args.overwrite)  # before a long computation
+    check_outputs(args)
     rule = None
     if args.rule is not None:
         from fpmjax.rule_file import load_rule
@@ -127,7 +149,7 @@ def run(args: argparse.Namespace) -> int:
     model, options = estimator(args)
     begin = time.monotonic()
     result = run_study(
-        args.study,
+        read_study(args.study, sidecar=args.sidecar, anchors=args.reference == "interpolated_batch"),
         rule=rule,
         reference=args.reference,
         model=model,
@@ -135,20 +157,19 @@ def run(args: argparse.Namespace) -> int:
         warmup=args.warmup,
         draws=args.draws,
         seed=args.seed,
-        options=options,
+        options=[*options, *([("no-figures", "")] if args.no_figures else [])],
     )
     seconds = time.monotonic() - begin
-    if args.out is not None:
-        result.save(args.out, overwrite=args.overwrite, figures=False if args.no_figures else None)
-    if args.json:
-        print(result.json(), end="")
-    else:
-        print("\n".join(summary(result.document)))
-        if args.out is not None:
-            print(f"folder    {args.out}: begin with README.md and chart.svg")
+    print(result.json() if args.json else "\n".join([*summary(result.document), ""]), end="")
     if seconds > LONG:
         rows = sum(kind["rows"] for kind in result.document["rows"].values())
         note(f"{rows:,} rows and {args.draws:,} draws took {seconds:.0f} s")
+    if args.rule_out is not None:
+        result.rule(args.rule_of)  # what was found is told all the same, but nothing is written without a rule
+    if args.out is not None:
+        result.save(args.out, overwrite=args.overwrite, figures=False if args.no_figures else None)
+        if not args.json:
+            print(f"folder    {args.out}: begin with README.md and chart.svg")
     if args.rule_out is not None:
         result.save_rule(args.rule_out, args.rule_of)
         note(f"{args.rule_out}: the {args.rule_of} refit, {result.rule(args.rule_of)}")
@@ -156,6 +177,66 @@ def run(args: argparse.Namespace) -> int:
         return 0
     note("no round has a reference: ordinary rounds are needed at batch (d + 1) B, around the same KV")
     return NOT_COVERED
+
+
+def check_outputs(args: argparse.Namespace) -> None:
+    """No file that is read may be written, but for a folder's own study, which is made again inside of it."""
+    from fpmjax.file_name import same_file
+    from fpmjax.rule_file import check_place
+    from fpmjax.study.folder import is_ours
+
+    out, written = args.out, args.rule_out
+    if written is not None:
+        check_place(written)
+        for what, name in inputs(args):
+            if same_file(written, name):
+                raise UsageError(
+                    f"--rule-out {written} is {what}, which is read\nhint: name another file, e.g. rule.json"
+                )
+    if out is None:
+        return
+    if written is not None and is_ours(inside(out, written)):
+        raise UsageError(f"--rule-out {written} is a file of the folder {out}\nhint: name another one, e.g. rule.json")
+    again = dict(places(args))
+    for what, name in inputs(args):
+        place = inside(out, name)
+        if is_ours(place) and place != again.get(what):
+            raise UsageError(f"{what} {name} is a file that -o {out} replaces\nhint: move it, or name another folder")
+
+
+def inside(folder: str, name: str) -> str:
+    """The way from a folder to a file, by what they are and not by how they are named."""
+    return os.path.relpath(os.path.realpath(name), os.path.realpath(folder))
+
+
+def inputs(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
+    """(what it is, name) of every file that is read."""
+    from fpmjax.study.sidecar import sidecar_name
+    from fpmjax.study.source import FILES
+
+    yield "the study", args.study
+    if args.sidecar is not None or args.study.lower().endswith(FILES):
+        yield "its sidecar", sidecar_name(args.study) if args.sidecar is None else args.sidecar
+    if args.rule is not None:
+        yield "the rule", args.rule
+    if args.model not in (None, EMBEDDED):
+        yield "the model", args.model
+        if os.path.isdir(args.model):
+            yield from (("the model", os.path.join(args.model, name)) for name in sorted(os.listdir(args.model)))
+        elif args.model.endswith(".parquet"):
+            yield "the model", args.model.removesuffix(".parquet") + ".metadata.json"
+
+
+def places(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
+    """Where a folder keeps what was read, from inside of it."""
+    from fpmjax.study.folder import RULE
+    from fpmjax.study.sidecar import sidecar_name
+    from fpmjax.study.source import FILES
+
+    yield "the rule", RULE
+    yield "the study", (study := f"data/{os.path.basename(args.study)}")
+    if study.lower().endswith(FILES):
+        yield "its sidecar", sidecar_name(study)
 
 
 def check_flags(args: argparse.Namespace) -> None:
@@ -167,8 +248,6 @@ def check_flags(args: argparse.Namespace) -> None:
             raise UsageError(f"{flag} is about the estimator\nhint: add --reference estimator")
     if args.overwrite and args.out is None:
         raise UsageError("--overwrite needs -o\nhint: for example -o my-study")
-    if args.rule_out is not None and not os.path.isdir(folder := os.path.dirname(args.rule_out) or "."):
-        raise UsageError(f"--rule-out {args.rule_out}: the folder {folder} does not exist\nhint: make it first")
     if args.rule_out is None and args.rule_of != "pooled":
         raise UsageError("--rule-of says whose refit is written\nhint: add --rule-out rule.json")
 

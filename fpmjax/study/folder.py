@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from fpmjax import strict_json
 from fpmjax.atomic import replacing
 from fpmjax.errors import FpmError, refuse_option
+from fpmjax.file_name import file_name
+from fpmjax.metrics import show
 
 if TYPE_CHECKING:
     from fpmjax.study.result import StudyResult
@@ -31,15 +33,15 @@ def write_folder(
     what else lies there stays.
     figures: True asks for the PNGs, False leaves them out, None writes them where matplotlib is there.
 
-    Raises OptionError `exists`; FpmError `matplotlib` where they are asked for and it is not, `unwritable`.
+    Raises OptionError `exists`, `folder`; FpmError `matplotlib` where they are asked for and it is not, `unwritable`.
     """
-    path = Path(folder)
-    check_folder(path, overwrite)
+    path = check_folder(folder, overwrite)
     files = dict(contents(result))
     if figures is not False:
         files |= pictures(result, must=figures is True)
     try:
         if path.exists():
+            check_places(path, files)
             one_by_one(path, files)
         else:
             at_once(path, files)
@@ -52,30 +54,53 @@ def write_folder(
     return path
 
 
-def check_folder(path: Path, overwrite: bool) -> None:
-    """OptionError `exists` where something stands that is not to be replaced; to be asked before a long computation."""
-    if path.is_dir() and not any(path.iterdir()):
-        return
+def check_folder(folder: Any, overwrite: bool) -> Path:
+    """The folder's path; OptionError `exists` where something stands that is not to be replaced, `folder` for no name.
+
+    To be asked before a long computation.
+    """
+    if (name := file_name(folder)) is None:
+        refuse_option("folder", f"the folder is {show(folder)}", "name a folder, e.g. my-study")
+    path = Path(name)
+    try:
+        if path.is_dir() and not any(path.iterdir()):
+            return path
+    except OSError as error:
+        refuse_option("exists", f"{path} cannot be read: {error.strerror}", "name a folder of your own")
     if path.is_dir():
-        if not is_study(path):
-            refuse_option("exists", f"{path} holds files that are no study", "name a folder that is not there yet")
+        if inputs_in(path) is None:
+            hint = "name a folder that is not there yet"
+            refuse_option("exists", f"{path} holds files that are no study, or a broken {RESULT}", hint)
         if not overwrite:
             refuse_option("exists", f"{path} holds a study already", "name another folder, or add --overwrite")
     elif path.exists() or path.is_symlink():
         refuse_option("exists", f"{path} is a file", "name a folder")
     elif not path.parent.is_dir():
         refuse_option("exists", f"the folder {path.parent} does not exist", "make it first")
+    return path
 
 
-def is_study(path: Path) -> bool:
-    """Whether a folder's result is one of a study."""
+def inputs_in(path: Path) -> list[str] | None:
+    """The names of the inputs that the study in a folder keeps; None where its result is not one of a study."""
     from fpmjax.study.result import FORMAT
 
     try:
-        found = json.loads((path / RESULT).read_text(encoding="utf-8"))
+        found = strict_json.decode((path / RESULT).read_bytes())
     except (OSError, ValueError):
-        return False
-    return isinstance(found, dict) and found.get("format") == FORMAT
+        return None
+    inputs = found.get("inputs") if isinstance(found, dict) and found.get("format") == FORMAT else None
+    if not isinstance(inputs, list) or not all(isinstance(x, dict) and isinstance(x.get("file"), str) for x in inputs):
+        return None
+    return [entry["file"] for entry in inputs]
+
+
+def check_places(path: Path, names: Iterable[str]) -> None:
+    """Before any is written: OptionError `exists` where one of ours would take the place of what is no file."""
+    for target in (path / name for name in names):
+        if target.exists() and not target.is_file():
+            refuse_option("exists", f"{target} is no file", "name a folder that is not there yet")
+        if os.path.lexists(target.parent) and not target.parent.is_dir():
+            refuse_option("exists", f"{target.parent} is no folder", "name a folder that is not there yet")
 
 
 def contents(result: StudyResult) -> Iterator[tuple[str, bytes]]:
@@ -116,8 +141,7 @@ def at_once(path: Path, files: dict[str, bytes]) -> None:
 
 def one_by_one(path: Path, files: dict[str, bytes]) -> None:
     """Files of an older study take new contents; those of ours that are not made any more go."""
-    older = json.loads((path / RESULT).read_text(encoding="utf-8")) if (path / RESULT).exists() else {}
-    before = {str(entry["file"]) for entry in older.get("inputs", ())}
+    before = inputs_in(path) or []
     last = files.pop(RESULT)
     for name, data in files.items():
         (path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -125,11 +149,11 @@ def one_by_one(path: Path, files: dict[str, bytes]) -> None:
             partial.write_bytes(data)
     with replacing(path / RESULT) as partial:
         partial.write_bytes(last)
-    for name in sorted({*before, *FIGURES} - files.keys()):
-        if is_inside(name):
-            (path / name).unlink(missing_ok=True)
+    for name in sorted({*before, *FIGURES} - {*files, RESULT}):
+        if is_ours(name) and (path / name).is_file():
+            (path / name).unlink()
 
 
-def is_inside(name: str) -> bool:
-    """Whether a name in an older result is a file that such a result keeps, and not one somewhere else."""
-    return name in (*FIGURES, RULE) or (name.startswith("data/") and name.count("/") == 1 and name != "data/..")
+def is_ours(name: str) -> bool:
+    """Whether a name, from inside the folder, is of a file that a study writes there, and not one somewhere else."""
+    return name in (RESULT, REPORT, CHART, RULE, *FIGURES) or os.path.dirname(name) == "data"

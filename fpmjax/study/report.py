@@ -81,7 +81,7 @@ def setup(document: dict[str, Any]) -> Iterator[str]:
     yield "## Setup"
     rows = [[words, listed(scope[name])] for name, words in names.items()]
     rows.append(["reference F((d+1)B, K)", REFERENCES[told["mode"]]])
-    rows.append(["scored repetition", str(told["repetition"])])
+    rows.append(["scored repetition", "all" if told["repetition"] is None else str(told["repetition"])])
     if told["model"]:
         rows.append(["estimator", model_in_words(told["model"])])
     yield table(["", "studied"], rows, 2)
@@ -114,7 +114,7 @@ def left_out(document: dict[str, Any]) -> Iterator[str]:
     yield table(["rounds", "in the file", "left out"], rows)
     coverage = overall["coverage"]
     yield (
-        f"Of the speculative rounds of repetition {document['reference']['repetition']}, {overall['rounds']:,} are "
+        f"Of the speculative rounds of {scored_repetition(document)}, {overall['rounds']:,} are "
         f"scored, {overall['unmatched']:,} are unmatched (no reference brackets them) and {excluded(overall)}: a "
         f"coverage of {number(None if coverage is None else 100 * coverage)} %. Configurations with at most one scored "
         f"round: {overall['thin_configurations']:,}; with more than 5 % unmatched: "
@@ -136,6 +136,11 @@ def left_out(document: dict[str, Any]) -> Iterator[str]:
         )
         if len(document["unmatched"]) > WORST:
             yield f"And {len(document['unmatched']) - WORST:,} more configurations, listed in `result.json`."
+
+
+def scored_repetition(document: dict[str, Any]) -> str:
+    asked = document["reference"]["repetition"]
+    return "all repetitions" if asked is None else f"repetition {asked}"
 
 
 def kv_span(ends: Sequence[int] | None) -> str:
@@ -165,7 +170,7 @@ def fixed_rule(document: dict[str, Any]) -> Iterator[str]:
         yield (
             f"The estimator answers {overall['rounds']:,} rounds; measured references have "
             f"{beside['measured']['rounds']:,} rounds in {beside['measured']['scored_configurations']:,} "
-            f"configurations, which are not the same ones. {common_rounds(beside['common'])}"
+            f"configurations, which need not be the same ones. {common_rounds(beside['common'])}"
         )
     rows = []
     for name, words in STATISTICS.items():
@@ -342,14 +347,25 @@ def limits(document: dict[str, Any]) -> Iterator[str]:
 
 def rebuild(document: dict[str, Any]) -> Iterator[str]:
     yield "## Rebuild"
-    yield "In this folder, with the same version of fpmjax, this writes the same bytes again:"
-    yield f"{CODE}sh\n{document['command']}\n{CODE}"
+    command, model = document["command"], document["reference"]["model"]
+    in_python = command.startswith("fpmjax.run_study(")
+    if in_python:
+        yield (
+            f"Made in Python, with a model of its own ({model_in_words(model)}), which no command names. In this "
+            "folder, with that `model` and the same version of fpmjax, this writes the same bytes again:"
+        )
+    else:
+        needed = "" if model is None or " --model embedded" in command else ", and with the estimator named above in it"
+        yield f"In this folder, with the same version of fpmjax{needed}, this writes the same bytes again:"
+    yield f"{CODE}{'python' if in_python else 'sh'}\n{command}\n{CODE}"
     rows = [[f"`{entry['file']}`", f"{entry['bytes']:,}", f"`{entry['sha256']}`"] for entry in document["inputs"]]
     yield table(["input", "bytes", "sha256"], rows)
-    yield f"Made by fpmjax {document['fpmjax']}. With matplotlib installed, PNG figures are written beside it."
+    figures = "" if "--no-figures" in command else " With matplotlib installed, PNG figures are written beside it."
+    yield f"Made by fpmjax {document['fpmjax']}.{figures}"
     fit = refit_of(document, POOLED)
     if fit and line_of(fit):
+        how = "save it with `.save_rule('rule.json')`" if in_python else "add `--rule-out rule.json` to that command"
         yield (
-            "To estimate with the refit instead of the published rule, add `--rule-out rule.json` to that command and "
-            "`--rule rule.json` to `fpmjax estimate`."
+            f"To estimate with the refit instead of the published rule, {how}, and add `--rule rule.json` to "
+            "`fpmjax estimate`."
         )

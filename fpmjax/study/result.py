@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from fpmjax.errors import refuse_option
+from fpmjax.metrics import as_index, show
 from fpmjax.progress import Progress
-from fpmjax.rule import PUBLISHED, RuleInterval, SpeculativeRule
+from fpmjax.rule import LONGEST_PROVENANCE, PUBLISHED, RuleInterval, SpeculativeRule, inside
 from fpmjax.rule_file import rule_text
 from fpmjax.speculative import check_rule
 from fpmjax.study.beside import beside
@@ -46,10 +47,12 @@ from fpmjax.study.statistics import cells, configurations, statistics
 from fpmjax.study.verdict import verdict
 
 FORMAT, VERSION = "fpmjax calibration study", 1
-SEED = 0
+SEED, MOST_DRAWS = 0, 1_000_000
 KEYS = ("format", "version", "fpmjax", "command", "inputs", "scope", "reference", "rows", "rule", "overall", "beside")
 KEYS += ("refits", "intervals", "splits", "diagnoses", "cells", "configurations", "residuals", "unmatched")
 """Of the document, in the order in which they are written: what is asked first comes first."""
+MOST_TOLD = 100  # values of each column that a rule file repeats
+AS_GIVEN = ("inputs",)  # whose numbers are counts, and those of the sidecar, which are not ours to round
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -64,7 +67,7 @@ class StudyResult:
     files: Mapping[str, bytes]
 
     def __repr__(self) -> str:
-        return f"StudyResult({headline(self.document)}; {verdict(self.document).partition(':')[0]})"
+        return f"StudyResult({headline(self.document)}; is the rule right: {verdict(self.document).partition(':')[0]})"
 
     def summary(self) -> str:
         """What the command prints: the verdict, errors, refit and diagnoses in about ten lines."""
@@ -107,7 +110,7 @@ def run_study(
     rule: SpeculativeRule | None = None,
     reference: str = "measured",
     model: Any = None,
-    repetition: int = 1,
+    repetition: int | None = 1,
     warmup: int = WARMUP,
     draws: int = DRAWS,
     seed: int = SEED,
@@ -120,15 +123,19 @@ def run_study(
     rule: the fixed rule that is judged; None is the published one.
     reference: where F comes from: `measured`, `estimator` (then `model` is a model, or {(gpu, tp, model): one}), or
         `interpolated_batch` for public anchors, which are scored and never fitted.
-    repetition: of the speculative rounds that are scored; warmup: rounds left out at the start of every run.
+    repetition: of the speculative rounds that are scored, None for all; warmup: rounds left out at the start of every
+        run.
     draws, seed: of the cluster bootstrap.
-    options: more (flag, value) of `fpmjax calibrate`, which the recorded command repeats.
+    options: more (flag, value) of `fpmjax calibrate`, which the recorded command repeats; "" for a flag without one.
 
     Raises OptionError as `read_study`, `score` and `bootstrap` do, and SpeculationError (`rule`).
     """
     check_rule(rule)
+    if (as_index(draws) or 0) > MOST_DRAWS:
+        refuse_option("draws", f"draws is {show(draws)}", f"2,000 do; at most {MOST_DRAWS:,}")
     fixed = rule or PUBLISHED
     study = study if isinstance(study, Study) else read_study(study, anchors=reference == "interpolated_batch")
+    check_anchors(study, reference)
     scored = score(study, reference=reference, model=model, repetition=repetition, warmup=warmup)
     predicted, files, data = scored.predict(fixed), kept_files(study), data_name(study)
     asked = {"reference": reference, "repetition": repetition, "warmup": warmup, "draws": draws, "seed": seed}
@@ -156,7 +163,18 @@ def run_study(
         "unmatched": scored.missing,
     }
     document |= judged(document, study, scored, fixed, asked, model, progress)
-    return StudyResult({name: rounded(document[name]) for name in KEYS}, files)
+    return StudyResult({name: document[name] if name in AS_GIVEN else rounded(document[name]) for name in KEYS}, files)
+
+
+def check_anchors(study: Study, reference: str) -> None:
+    """OptionError `study_reference` for rows without a context that are no anchors here: no command would read them."""
+    unsaid = study.columns["initial_context"] < 0
+    if reference != "interpolated_batch" and unsaid.any():
+        refuse_option(
+            "study_reference",
+            f"{study.label}, {study.place(int(unsaid.argmax()))} has no initial_context",
+            "anchors without a context have the reference interpolated_batch only",
+        )
 
 
 def judged(
@@ -195,7 +213,9 @@ def judged(
 
 
 def earlier_of(study: Study, asked: Mapping[str, Any], model: Any) -> Scored | None:
-    """The speculative rounds of the first repetition, where that is not the one that is scored."""
+    """The speculative rounds of the first repetition, where that is not the one that is scored, or one of all."""
+    if asked["repetition"] is None:
+        return None
     first = int(study.columns["repetition"][study.sd].min())
     if first >= asked["repetition"]:
         return None
@@ -211,12 +231,19 @@ def place(cell: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def command_of(data: str, asked: Mapping[str, Any], options: Sequence[tuple[str, str]]) -> str:
-    """The command that makes the folder again, from inside of it; only what differs from the defaults is said."""
+    """What makes the folder again, from inside of it: a command, or a line of Python where no command names the model.
+
+    Only what differs from the defaults is said.
+    """
     usual = {"reference": "measured", "repetition": 1, "warmup": WARMUP, "draws": DRAWS, "seed": SEED}
+    said = [(name, value) for name, value in asked.items() if usual.get(name) != value]
+    if asked["reference"] == "estimator" and "model" not in dict(options):
+        words = [f"{name}={value!r}" for name, value in said if name != "rule"]
+        words += [f"rule=fpmjax.load_rule({value!r})" for name, value in said if name == "rule"]
+        return f"fpmjax.run_study({', '.join([repr(data), 'model=model', *words])}).save('.', overwrite=True)"
     words = ["fpmjax", "calibrate", data, "-o", ".", "--overwrite"]
-    for name, value in (*asked.items(), *options):
-        if usual.get(name) != value:
-            words += [f"--{name}", str(value)]
+    for name, value in (*said, *options):
+        words += [f"--{name}"] if value == "" else [f"--{name}", "all" if value is None else str(value)]
     return shlex.join(words)
 
 
@@ -230,21 +257,27 @@ def rule_of(document: dict[str, Any], group: str = POOLED) -> SpeculativeRule:
     if fit["slope"] is None:
         refuse_unfitted(fit["status"], fit["draft_lengths"])
     scope = document["scope"]
-    told = [", ".join(map(str, scope[name])) for name in ("study_id", "gpu", "framework", "framework_version")]
-    who = ", ".join(scope["model"]) if group == POOLED else group
+    told = [few(scope[name]) for name in ("study_id", "gpu", "framework", "framework_version")]
+    who = few(scope["model"]) if group == POOLED else group
     provenance = (
         f"study {told[0]}: {who} on {told[1]}, {told[2]} {told[3]}, {fit['rounds']:,} rounds in "
         f"{fit['configurations']:,} configurations, timing scope {', '.join(scope['timing_scope'])}"
     )
     if document["reference"]["model"]:
         provenance += f"; reference {reference_in_words(document)}"
-    interval = None
-    if fit.get("slope_interval") and fit.get("intercept_interval"):
-        level = document["intervals"]["level"]
-        interval = RuleInterval(fit["slope_interval"], fit["intercept_interval"], level, fit["clusters"])
+    if len(provenance) > LONGEST_PROVENANCE:
+        provenance = f"{provenance[: LONGEST_PROVENANCE - 3]}..."
+    interval, slope, intercept = None, fit.get("slope_interval"), fit.get("intercept_interval")
+    if slope and intercept and inside(fit["slope"], slope) and inside(fit["intercept"], intercept):
+        interval = RuleInterval(slope, intercept, document["intervals"]["level"], fit["clusters"])
     from decimal import Decimal
 
     return SpeculativeRule(Decimal(repr(fit["slope"])), Decimal(repr(fit["intercept"])), provenance, interval)
+
+
+def few(values: Sequence[Any], most: int = 4) -> str:
+    """The first of some names, and how many more there are."""
+    return ", ".join(map(str, values[:most])) + (f" and {len(values) - most:,} more" if len(values) > most else "")
 
 
 def origin_of(document: dict[str, Any], group: str) -> dict[str, Any]:
@@ -257,7 +290,7 @@ def origin_of(document: dict[str, Any], group: str) -> dict[str, Any]:
         "reference": document["reference"]["mode"],
         "reference_model": document["reference"]["model"],
         "verdict": verdict(document),
-        "scope": document["scope"],
+        "scope": {name: values[:MOST_TOLD] for name, values in document["scope"].items()},
         "inputs": [{name: entry[name] for name in ("file", "sha256")} for entry in document["inputs"]],
         "fpmjax": document["fpmjax"],
     }

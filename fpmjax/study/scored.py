@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from fpmjax.errors import refuse_option
+from fpmjax.metrics import as_index, show
 from fpmjax.study.columns import CONFIGURATION, WARMUP
 
 if TYPE_CHECKING:
@@ -143,13 +144,18 @@ def score(
     repetition: of the speculative rounds; None for all of them.  The reference is always of repetition 0.
     warmup: rounds left out at the start of every run, ordinary ones too.
 
-    Raises OptionError: `study_empty` (no speculative round of that repetition), and those of `exclude` and of
-    `reference_of`.
+    Raises OptionError: `study` for what is none, `repetition`, `study_empty` (no speculative round of that repetition),
+    and those of `exclude` and of `reference_of`.
     """
     from fpmjax.study.exclude import exclude
+    from fpmjax.study.read import Study
     from fpmjax.study.reference import curves_of, reference_of
     from fpmjax.study.rules import coded
 
+    if not isinstance(study, Study):
+        refuse_option("study", f"no study, but {show(study)}", "fpmjax.read_study makes one of a file or of a table")
+    if repetition is not None and ((number := as_index(repetition)) is None or number < 0):
+        refuse_option("repetition", f"repetition is {show(repetition)}", "one number from 0, or None for all")
     c = study.columns
     left_out = exclude(study, warmup=warmup)
     curves = None if reference == "estimator" else curves_of(study, left_out.kept)

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from fpmjax.metrics import show
 from fpmjax.study.identity import reference_in_words
 from fpmjax.study.reading import config_name, formula, line_of, number, pooled, signed, sizes_pooled, span
 from fpmjax.study.verdict import verdict
+
+IGNORED = 6  # columns that are named
 
 
 def summary(document: dict[str, Any]) -> list[str]:
@@ -18,6 +21,7 @@ def summary(document: dict[str, Any]) -> list[str]:
         f"{overall['configurations']:,} configurations; {overall['unmatched']:,} unmatched; {excluded(overall)}",
         f"          timing scope {', '.join(document['scope']['timing_scope'])}; reference "
         f"{reference_in_words(document)}",
+        *ignored_lines(document),
     ]
     if pools := sizes_pooled(document):
         lines.append(f"          {pools} in a cell, which is of a GPU, model, method and draft length")
@@ -58,6 +62,14 @@ def beside_lines(document: dict[str, Any]) -> list[str]:
         f"estimator, whose own error is {number(error['round_weighted_mape'])} % "
         f"(bias {signed(error['round_weighted_bias'])} %)",
     ]
+
+
+def ignored_lines(document: dict[str, Any]) -> list[str]:
+    """Columns of the file that nothing was made of."""
+    names = document["inputs"][0].get("ignored_columns", [])
+    told = [name if name.isprintable() and 0 < len(name) <= 40 else show(name) for name in names]
+    more = f" and {len(told) - IGNORED:,} more" if len(told) > IGNORED else ""
+    return [f"ignored   columns {', '.join(told[:IGNORED])}{more}"] if told else []
 
 
 def refit_lines(document: dict[str, Any]) -> list[str]:

@@ -16,6 +16,8 @@ from typing import Any
 
 from fpmjax.atomic import replacing
 from fpmjax.errors import refuse_option
+from fpmjax.file_name import file_name
+from fpmjax.metrics import show
 from fpmjax.study.columns import COLUMNS
 from fpmjax.study.exclude import WARMUP
 
@@ -43,9 +45,12 @@ PROTOCOL = (
 def write_template(path: str | os.PathLike[str]) -> tuple[Path, Path]:
     """Write the example study as CSV with its sidecar beside it; returns both paths, the same bytes every time.
 
-    Raises OptionError `template` for a name that does not end in .csv, or where either file is there already.
+    Raises OptionError `template` for a name that does not end in .csv, where either file is there already, or where
+    none can be written.
     """
-    table = Path(path)
+    if (name := file_name(path)) is None:
+        refuse_option("template", f"the template is {show(path)}", "name a file such as study.csv")
+    table = Path(name)
     if table.suffix != ".csv":
         refuse_option("template", f"{table} is no CSV file by its name", "name a file such as study.csv")
     sidecar = table.with_suffix(".json")
@@ -64,8 +69,12 @@ def write_template(path: str | os.PathLike[str]) -> tuple[Path, Path]:
         "collector_revision": "fpmjax calibrate --template",
     }
     for one, content in ((table, data), (sidecar, (json.dumps(note, indent=1) + "\n").encode())):
-        with replacing(one) as partial:
-            partial.write_bytes(content)
+        try:
+            with replacing(one) as partial:
+                partial.write_bytes(content)
+        except OSError as error:
+            hint = "name a file in a folder that exists and is yours"
+            refuse_option("template", f"{one} cannot be written: {error.strerror or error}", hint)
     return table, sidecar
 
 
