@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pyarrow as pa
@@ -144,6 +145,22 @@ def test_what_is_read_or_kept_is_never_written_over(fpm, study, name):
     sidecar = ("--sidecar", "mine.json") if name == "mine.json" else ()
     fpm("calibrate", *asked, "--overwrite", *sidecar).refused("hint: ")
     assert {path: path.read_bytes() for path in study.parent.rglob("*") if path.is_file()} == before
+
+
+def test_a_folder_with_its_estimator_in_it_is_made_again_by_its_command(fpm, tmp_path, embedded_path, monkeypatch):
+    table = studies.synthetic(gpus=("B300",), true={studies.MTP: (0.08, 1.25)}, batches=(4,), rounds=lambda d: 12)
+    pq.write_table(table, tmp_path / "s.parquet")
+    model = ("--reference", "estimator", "--model", embedded_path, "--select", "tp=1")
+    assert fpm("calibrate", tmp_path / "s.parquet", *model, "-o", tmp_path / "mine", *FAST).code == 0
+    assert "with the estimator named above in it" in (tmp_path / "mine" / "README.md").read_text()
+    before = (tmp_path / "mine" / "result.json").read_bytes()
+    for path in (embedded_path, embedded_path.with_name(f"{embedded_path.stem}.metadata.json")):
+        shutil.copy(path, tmp_path / "mine")
+    monkeypatch.chdir(tmp_path / "mine")
+    assert fpm(*json.loads(before)["command"].split()[1:]).code == 0
+    assert Path("result.json").read_bytes() == before
+    again = ("calibrate", "data/s.parquet", "-o", ".", "--overwrite", "--reference", "estimator", "--model", ".")
+    assert fpm(*again, "--select", "tp=1", *FAST).code == 0
 
 
 def test_a_folder_keeps_its_own_study_and_replaces_no_other_input(fpm, study):

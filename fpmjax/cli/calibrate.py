@@ -24,6 +24,7 @@ from fpmjax.cli.output import note, print_json
 from fpmjax.cli.saved import HELP, open_model
 from fpmjax.study.columns import METHODS, SCOPES
 
+TABLE_FILES = (".parquet", ".metadata.json")  # what a folder that holds a table is read for
 LONG = 5.0  # seconds from which a study says what it cost
 ABOUT = f"""\
 STUDY is a .parquet or .csv file of measured rounds, one row each; NAME.json beside it, the sidecar, is optional:
@@ -222,7 +223,8 @@ def inputs(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
     if args.model not in (None, EMBEDDED):
         yield "the model", args.model
         if os.path.isdir(args.model):
-            yield from (("the model", os.path.join(args.model, name)) for name in sorted(os.listdir(args.model)))
+            names = (name for name in sorted(os.listdir(args.model)) if name.endswith(TABLE_FILES))
+            yield from (("the model", os.path.join(args.model, name)) for name in names)
         elif args.model.endswith(".parquet"):
             yield "the model", args.model.removesuffix(".parquet") + ".metadata.json"
 
