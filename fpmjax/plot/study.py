@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from fpmjax.plot.figure import as_bytes, blank, log_axis, nothing, style
-from fpmjax.study.reading import error_interval, formula, group_name, headline, line_of, pooled
-from fpmjax.study.svg import COLOURS
+from fpmjax.study.reading import (
+    drawable,
+    error_interval,
+    formula,
+    group_name,
+    headline,
+    line_of,
+    nothing_drawn,
+    panel_name,
+    pooled,
+    residuals,
+)
+from fpmjax.study.svg import COLOURS, WIDE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -15,6 +27,7 @@ if TYPE_CHECKING:
 
 MARKS = ("o", "s", "^", "D", "x", "P")
 HATCHES = ("", "////", "..", "xx", "--", "||")
+TITLE = 8.5  # points of its letters
 MOST = 4  # GPUs beside each other
 
 
@@ -26,9 +39,10 @@ def study_figures(document: dict[str, Any]) -> dict[str, bytes]:
 
 def error_figure(document: dict[str, Any]) -> Figure:
     """MAPE of the fixed rule by draft length, a panel per GPU: round-weighted with its interval, and the other one."""
-    cells = [cell for cell in document["cells"] if cell["rounds"]]
+    errors = ("cell_round_weighted_mape", "cell_equal_config_mape")
+    cells = [cell for cell in document["cells"] if cell["rounds"] and all(drawable(cell[name]) for name in errors)]
     with style():
-        figure, panels = panels_of(cells)
+        figure, panels = panels_of(cells, document)
         for gpu, axes in panels.items():
             own = [cell for cell in cells if cell["gpu"] == gpu]
             names, depths = series(cells), sorted({cell["draft_length"] for cell in own})
@@ -43,16 +57,16 @@ def error_figure(document: dict[str, Any]) -> Figure:
                 ends = [error_interval(cell) or (v, v) for cell, v in zip(some, y, strict=True)]
                 axes.vlines(x, [low for low, _ in ends], [high for _, high in ends], colors="0.25", linewidths=1)
             axes.set_xticks(range(len(depths)), [str(d) for d in depths])
-            label(axes, gpu, "draft length d", "MAPE of the fixed rule, %")
+            label(axes, panel_name(document, gpu), "draft length d", "MAPE of the fixed rule, %")
         finish(figure, document, "bar: round-weighted, line across: equal-configuration, whisker: cluster interval")
     return figure
 
 
 def ratio_figure(document: dict[str, Any]) -> Figure:
     """The median of T / F in each configuration against the draft length, with the fixed rule and the pooled refit."""
-    found = [c for c in document["configurations"] if c["rounds"]]
+    found = [c for c in document["configurations"] if drawable(c["config_ratio_median"])]
     with style():
-        figure, panels = panels_of(found)
+        figure, panels = panels_of(found, document)
         for gpu, axes in panels.items():
             own, names = [c for c in found if c["gpu"] == gpu], series(found)
             for i, name in enumerate(names):
@@ -67,7 +81,7 @@ def ratio_figure(document: dict[str, Any]) -> Figure:
                     axes.plot(ends, [line(d) for d in ends], dash, color="k", label=f"{kind} {formula(rule)}")
             if ends[1] < 16:
                 axes.set_xticks(sorted({c["draft_length"] for c in own}))
-            label(axes, gpu, "draft length d", "r = T / F, median of a configuration")
+            label(axes, panel_name(document, gpu), "draft length d", "r = T / F, median of a configuration")
         finish(figure, document, "one mark per configuration")
     return figure
 
@@ -79,9 +93,9 @@ def residual_figure(document: dict[str, Any]) -> Figure:
         panels: Any = figure.subplots(1, 2, sharey=True)
         names = {"widened_batch": "widened batch (d+1)B", "kv_tokens": "past KV tokens K"}
         for axes, (key, words) in zip(panels, names.items(), strict=True):
-            rows = document["residuals"][key]
+            rows = residuals(document, key)
             if not rows:
-                nothing(axes, "no round was scored")
+                nothing(axes, nothing_drawn(document))
                 continue
             groups = sorted({row["group"] for row in rows})
             middles = [(row["low"] * row["high"]) ** 0.5 if row["low"] > 0 else float(row["high"]) for row in rows]
@@ -97,12 +111,14 @@ def residual_figure(document: dict[str, Any]) -> Figure:
             if log:
                 axes.set_xscale("log")
                 log_axis(axes.xaxis, min(middles), max(middles), base=2 if key == "widened_batch" else 10)
+                if key == "kv_tokens":
+                    axes.xaxis.set_major_formatter(thousands)
             label(axes, "", words, "error of the fixed rule, %")
         finish(figure, document, "mark: median, bar: 80 % of the rounds; above 0 the rule says too much")
     return figure
 
 
-def panels_of(rows: Sequence[dict[str, Any]]) -> tuple[Figure, dict[str, Axes]]:
+def panels_of(rows: Sequence[dict[str, Any]], document: dict[str, Any]) -> tuple[Figure, dict[str, Axes]]:
     gpus = sorted({row["gpu"] for row in rows})
     columns, lines = max(1, min(MOST, len(gpus))), max(1, -(-len(gpus) // MOST))
     figure = blank((max(5.0, 3.3 * columns), 3.6 * lines + 0.8))
@@ -110,7 +126,7 @@ def panels_of(rows: Sequence[dict[str, Any]]) -> tuple[Figure, dict[str, Axes]]:
     for axes in flat[len(gpus) :]:
         axes.set_axis_off()
     if not gpus:
-        nothing(flat[0], "no round was scored")
+        nothing(flat[0], nothing_drawn(document))
     return figure, dict(zip(gpus, flat, strict=False))
 
 
@@ -123,6 +139,11 @@ def tint(i: int) -> tuple[str, float]:
     return COLOURS[i % 6], 0.55 if not HATCHES[i % 6] else 0.15
 
 
+def thousands(value: float, _: int) -> str:
+    """Tokens of one axis alike: 500, 5k and 10k."""
+    return f"{value / 1000:.4g}k" if abs(value) >= 1000 else f"{value:.4g}"
+
+
 def label(axes: Axes, title: str, x: str, y: str) -> None:
     axes.set_title(title if len(title) <= 32 else f"{title[:20]}…{title[-11:]}")
     axes.set_xlabel(x)
@@ -131,8 +152,10 @@ def label(axes: Axes, title: str, x: str, y: str) -> None:
 
 
 def finish(figure: Figure, document: dict[str, Any], what: str) -> None:
-    """The title with what was studied, and one legend below for all panels."""
-    figure.suptitle(f"{headline(document)}\n{what}", fontsize=8.5, x=0.01, ha="left")
+    """The title with what was studied, as wide as the figure, and one legend below for all panels."""
+    room = int(figure.get_figwidth() * 72 / (WIDE * TITLE))
+    lines = [line for words in (headline(document), what) for line in textwrap.wrap(words, room)]
+    figure.suptitle("\n".join(lines), fontsize=TITLE, x=0.01, ha="left")
     found: dict[str, Any] = {}
     for axes in figure.axes:
         for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):

@@ -82,8 +82,8 @@ def implausible_latencies(scored: Scored) -> Iterator[dict[str, Any]]:
         low, high = PLAUSIBLE
         yield told(
             "implausible_latencies",
-            f"{len(wrong):,} rounds have a T / F outside of {low:g}..{high:g}, so that nothing is fitted and errors "
-            f"beyond float64 are null: {found[0]}",
+            f"{len(wrong):,} {'rounds have' if len(wrong) > 1 else 'round has'} a T / F outside of {low:g}..{high:g}, "
+            f"so nothing is fitted, and errors beyond float64 are null: {found[0]}",
             found,
             "See what wrote these latencies, the round's or those of the ordinary steps behind F; mark them invalid",
         ) | {"places": len(wrong)}

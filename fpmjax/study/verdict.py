@@ -6,6 +6,9 @@ from typing import Any
 
 from fpmjax.study.reading import formula, number, pooled, span
 
+DOUBTS = ("other_reference", "mixed_scopes", "ratios_too_low", "ratios_too_high", "draft_time_missing", "merged_rounds")
+"""Diagnoses after which the answer is rather about the measurement than about the rule."""
+
 
 def verdict(document: dict[str, Any]) -> str:
     """Whether the fixed rule lies within what the rounds allow, and how far off it is on average.
@@ -17,11 +20,7 @@ def verdict(document: dict[str, Any]) -> str:
     if not overall["rounds"]:
         return "no answer: no round has a reference"
     bias = overall["round_weighted_bias"]
-    off = (
-        "by an error that is no number"
-        if bias is None
-        else f"{number(abs(bias))} % too {'high' if bias >= 0 else 'low'}"
-    )
+    off = "off by no finite number" if bias is None else f"{number(abs(bias))} % too {'high' if bias >= 0 else 'low'}"
     rule = f"the fixed rule {formula(document['rule'])}"
     fit = pooled(document)
     if fit is None:
@@ -29,9 +28,11 @@ def verdict(document: dict[str, Any]) -> str:
     found = fit.get("fixed_rule")
     if not found:
         return f"no answer: {rule} is on average {off}; how sure that is, these rounds do not say"
+    doubt = any(told["code"] in DOUBTS for told in document["diagnoses"])
+    first = "; but first see what to look at" if doubt else ""
     if found["inside"]:
-        return f"yes: {rule} is within what your rounds allow; on average it is {off}"
-    return f"no: {rule} is outside of what your rounds allow; on average it is {off}"
+        return f"yes: {rule} is within what your rounds allow; on average it is {off}{first}"
+    return f"no: {rule} is outside of what your rounds allow; on average it is {off}{first}"
 
 
 def meaning(document: dict[str, Any]) -> str:
