@@ -27,7 +27,7 @@ class Piece:
 
     inputs: their columns in the result; work: [n]; depth: int64 [n], 0 for ordinary decoding, or None for all so;
     model: int64 [n], which model is asked, or None for the only one; refused: bool [n] or None, rows that cannot be
-    asked at all and stand idle in `work`; faults: position -> what is wrong with such a row.
+    asked at all and stand idle in `work`; faults: position -> what is wrong with a row, such or one that is asked.
     """
 
     inputs: Mapping[str, Any]

@@ -45,6 +45,8 @@ RENAMED = "input_"  # before the name of a carried column that the result itself
 LARGEST_DRAFT = 2**63 - 1
 EXACT = 2**53  # every integer below is a float64 of its own
 MISSING = ("", "nan")  # fields of CSV, in small letters
+COUNT = f"a count is a whole number from 0 to {U32_MAX}"
+DRAFTS = f"a draft length is a whole number from 0 to {LARGEST[DRAFT]}"
 HINT = f"name counts {', '.join(AXES)}"
 
 
@@ -142,10 +144,10 @@ class TableQueries:
                 faults[i] = f"{place(begin + i)}: {self.columns[axis]} is {counts[axis][i]} without any {requests}"
             bad |= wrong
         depth = counts.pop(DRAFT, None)
-        if depth is not None:  # such rows are asked, and refused by the rule
-            for i in np.flatnonzero(((depth < 0) | (depth > LARGEST[DRAFT])) & ~bad).tolist():
+        for wrong, why in () if depth is None else undrafted(depth, counts):  # asked, and refused with a status each
+            for i in np.flatnonzero(wrong & ~bad).tolist():
                 name = self.columns[DRAFT]
-                faults[i] = f"{place(begin + i)}: {told(name, flat[name][i].as_py(), DRAFT)}"
+                faults[i] = f"{place(begin + i)}: {name} is {show(flat[name][i].as_py())}, but {why}"
         if bad.any():
             counts = {name: np.where(bad, 0, x) for name, x in counts.items()}
         work, over = work_of(counts, n)
@@ -253,8 +255,18 @@ def counted_whole(values: np.ndarray, missing: np.ndarray, drafts: bool) -> tupl
 
 def told(name: str, value: Any, axis: str) -> str:
     what = "empty" if value is None else show(value)
-    kind = "a draft length" if axis == DRAFT else "a count"
-    return f"{name} is {what}, but {kind} is a whole number from 0 to {LARGEST.get(axis, U32_MAX)}"
+    return f"{name} is {what}, but {DRAFTS if axis == DRAFT else COUNT}"
+
+
+def undrafted(depth: np.ndarray, counts: Mapping[str, np.ndarray]) -> Iterator[tuple[np.ndarray, str]]:
+    """(bool [n], why) of rows that can have no such draft length."""
+    outside = (depth < 0) | (depth > LARGEST[DRAFT])
+    fine = np.where(outside, 0, depth)
+    yield outside, DRAFTS
+    if PREFILL in counts:
+        yield (fine > 0) & (counts[PREFILL] > 0), f"{PREFILL} is above 0, and a round is pure decode"
+    if DECODE in counts:
+        yield (fine > 0) & (counts[DECODE] > U32_MAX // (fine + 1)), f"that makes more than {U32_MAX} rows"
 
 
 def flattened(column: pa.ChunkedArray) -> pa.Array:

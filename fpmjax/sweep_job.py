@@ -171,9 +171,7 @@ def answers(job: Job, piece: Piece) -> Arrays:
             found = arrays_of(estimate(model, work, check=False, evidence=job.evidence, **asked))
             parts.append((where, ordinary(found) if piece.depth is not None and not drafted else found))
     out = gathered(n, job.layout.found, parts)
-    if "calibrated" in out:  # a draft length without a factor is in no study, nor outside of one
-        out["calibrated"] = np.where(np.isnan(out["scaling_factor"]), np.int8(-1), out["calibrated"])
-    return out if piece.refused is None else refusing(out, piece)
+    return refusing(out, piece) if piece.faults or piece.refused is not None else out
 
 
 def by_model(asked: np.ndarray | None, models: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
@@ -205,10 +203,16 @@ def some(work: Work, rows: np.ndarray) -> Work:
 
 
 def refusing(arrays: Arrays, piece: Piece) -> Arrays:
-    """The rows that could not be asked, and stood idle, as refused ones."""
+    """The rows that cannot be asked without any number, and those that stood idle as refused ones."""
+    idle = np.zeros(len(piece), bool) if piece.refused is None else piece.refused
+    without = idle.copy()
+    without[list(piece.faults)] = True
     out = {}
     for name, x in arrays.items():
         x = x.copy()
-        x[piece.refused] = Status.INVALID_WORK if name == STATUS else blank(name, 1)[0]
+        if name == STATUS:
+            x[idle] = Status.INVALID_WORK
+        else:
+            x[without] = blank(name, 1)[0]
         out[name] = x
     return out

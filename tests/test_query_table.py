@@ -198,6 +198,21 @@ def test_totals_without_requests_say_why_they_are_refused(ask):
     assert per["status"].to_pylist() == ["idle"] and per["fault"].null_count == 1
 
 
+def test_every_row_that_no_draft_length_goes_with_says_why(ask):
+    draft = {"decode_requests": [1, 1, 2**31, 1], "decode_kv": [64] * 4, "draft_length": [1, 2**33, 1, 1]}
+    prefill = {"prefill_requests": [2, 0, 0, 0], "prefill_tokens": [9, 0, 0, 0]}
+    found = ask(pa.table(draft | prefill))
+    assert found["status"].to_pylist() == ["not_pure_decode", "draft_length_not_positive", "count_overflow", "ok"]
+    assert found["fault"].to_pylist() == [
+        "row 0: draft_length is 1, but prefill_requests is above 0, and a round is pure decode",
+        "row 1: draft_length is 8589934592, but a draft length is a whole number from 0 to 4294967294",
+        f"row 2: draft_length is 1, but that makes more than {U32_MAX} rows",
+        None,
+    ]
+    for name in ("latency_ms", "scaling_factor", "calibrated"):
+        assert [x is None for x in found[name].to_pylist()] == [True] * 3 + [False]
+
+
 @pytest.mark.parametrize("bad", [False, True], ids=["at once", "line by line"])
 def test_carried_fields_of_csv_stay_as_they_are_written(ask, bad):
     fields = ["007", " x ", "1.50", "NA", "true", "2026-01-01", "1e3"]
