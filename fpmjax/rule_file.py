@@ -64,6 +64,10 @@ def check_place(path: Any) -> str:
         refuse(f"{name} cannot be written: the folder {folder} does not exist", "make it first")
     if os.path.isdir(name):
         refuse(f"{name} is a folder", "name a file in it")
+    if os.path.exists(name) and not os.path.isfile(name):
+        refuse(f"{name} cannot be written: it is a device, pipe or socket", "name a file")
+    if not os.access(folder, os.W_OK):
+        refuse(f"{name} cannot be written: the folder {folder} is not yours to write in", "name a file in another one")
     if os.path.isfile(name) and not is_rule_file(name):
         refuse(f"{name} is there already and holds no rule", "name a file that is not there yet")
     return name

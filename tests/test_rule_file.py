@@ -149,7 +149,7 @@ def test_what_names_no_file_is_refused(name):
         assert caught.value.code == "rule_file"
 
 
-def test_a_rule_takes_the_place_of_a_rule_only(rule_path, tmp_path):
+def test_a_rule_takes_the_place_of_a_rule_only(rule_path, tmp_path, monkeypatch):
     save_rule(SpeculativeRule("0.1", "1", "another"), rule_path)
     (tmp_path / "empty").touch()
     save_rule(MINE, tmp_path / "empty")
@@ -160,6 +160,11 @@ def test_a_rule_takes_the_place_of_a_rule_only(rule_path, tmp_path):
         assert (tmp_path / "mine").read_text() == text
     with pytest.raises(SpeculationError, match="is a folder"):
         save_rule(MINE, tmp_path)
+    with pytest.raises(SpeculationError, match="it is a device"):
+        save_rule(MINE, "/dev/null")
+    monkeypatch.setattr("os.access", lambda *_: False)
+    with pytest.raises(SpeculationError, match="is not yours to write in"):
+        save_rule(MINE, tmp_path / "new")
 
 
 # Commands

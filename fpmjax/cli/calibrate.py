@@ -197,7 +197,7 @@ def check_outputs(args: argparse.Namespace) -> None:
     if out is None:
         return
     if written is not None and is_ours(inside(out, written)):
-        raise UsageError(f"--rule-out {written} is a file of the folder {out}\nhint: name another one, e.g. rule.json")
+        raise UsageError(f"--rule-out {written} is a file of the folder {out}\nhint: name a file beside those")
     again = dict(places(args))
     for what, name in inputs(args):
         place = inside(out, name)
