@@ -95,6 +95,8 @@ def test_idle_cells_are_no_latencies(tp1):
     assert all(level > 13 for level, _ in contours(figure.axes[0]))
     line = pictured(tp1, fpmjax.grid(decode_requests=range(5), decode_kv=0)).axes[0].lines[0]
     assert np.isnan(line.get_ydata()[0])
+    two = fpmjax.grid(decode_requests=range(5), kv_per_request=64, draft_length=[0, 1])
+    assert "no value" not in legends(pictured(tp1, two))
 
 
 @pytest.mark.parametrize(("show", "more"), [("draft_length", {}), ("draft_length", {"tokens_per_round": [1, 1.5]})])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fpmjax.plot.field import EXTRAPOLATED, Field
+from fpmjax.plot.field import EXTRAPOLATED, IDLE, Field
 from fpmjax.plot.scale import Places, plain, set_axis
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def name_of(field: Field) -> str | None:
     """Its name for the legend, with what is to be known of it; None for a line that needs none."""
     told = []
     n = field.values.size
-    if missing := int(np.isnan(field.values).sum()):
+    if missing := int((np.isnan(field.values) & ~field.marks.get(IDLE, np.zeros(1, bool))).sum()):
         told.append(f"no value at {missing:,} of {n:,}")
     if EXTRAPOLATED in field.marks:
         told.append(f"extrapolated at {int(field.marks[EXTRAPOLATED].sum()):,} of {n:,}")
