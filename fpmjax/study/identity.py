@@ -42,9 +42,10 @@ def mismatches(model: dict[str, Any], scope: dict[str, list[Any]]) -> list[str]:
     if "kind" in model:
         return list(differing(model, scope))
     found = []
-    for key, one in model.items():  # `gpu, tp, model` of a deployment
-        gpu, tp, name = key.split(", ", 1)[0], key.split(", ")[1], key.split(", ", 2)[2]
-        found += [f"{key}: {line}" for line in differing(one, scope | {"gpu": [gpu], "tp": [int(tp)], "model": [name]})]
+    for key, one in model.items():
+        gpu, tp, name = re.fullmatch(r"(.*?), (\d+), (.*)", key, re.DOTALL).groups()  # pyright: ignore[reportOptionalMemberAccess]
+        own = scope | {"gpu": [gpu], "tp": [int(tp)], "model": [name]}
+        found += [f"{key}: {line}" for line in differing(one, own)]
     return found
 
 

@@ -77,12 +77,17 @@ def rows_of(study: Study, warmup: int) -> dict[str, Any]:
 
 
 def models_of(model: Any) -> Any:
-    """An estimator, or those of several deployments: kind, digest, and the table's identity where there is one."""
+    """An estimator, or those of several deployments: kind, digest, and of its table, if any, identity and clock."""
+    from fpmjax.study.identity import clock_of
     from fpmjax.sweep_job import about_model
 
+    def about(one: Any) -> dict[str, Any]:
+        found = about_model(one)
+        return found | {"clock": clock_of(found)} if "policy" in found else found
+
     if not isinstance(model, Mapping):
-        return about_model(model)
-    return {", ".join(map(str, key)): about_model(one) for key, one in sorted(model.items())}
+        return about(model)
+    return {", ".join(map(str, key)): about(one) for key, one in sorted(model.items())}
 
 
 def refits_of(scored: Scored) -> Iterator[dict[str, Any]]:
