@@ -45,4 +45,7 @@ def test_a_submodule_never_stands_in_for_the_function_of_its_name():
         "import fpmjax, fpmjax.estimate, fpmjax.speculative, fpmjax.data, fpmjax.facade; "
         "print(*(name for name in fpmjax.__all__ if type(getattr(fpmjax, name)).__name__ == 'module'))"
     )
-    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout == "plot study\n"
+    assert (
+        subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+        == "plot study\n"
+    )
