@@ -212,10 +212,10 @@ def checked(chosen: Any, names: Sequence[str]) -> set[str]:
     except TypeError:
         refuse_option("columns", f"columns is {show(chosen)}", "give names, such as ['latency_ms', 'status']")
     for name in chosen:
-        if name not in names:
+        if not isinstance(name, str) or name not in names:
             close = difflib.get_close_matches(str(name), names, 1)
             hint = f"did you mean {close[0]}?" if close else f"this result has {', '.join(names)}"
-            refuse_option("columns", f"{name!r} is no column of this result", hint)
+            refuse_option("columns", f"{show(name)} is no column of this result", hint)
     if not chosen:
         refuse_option("columns", "columns is empty", "leave it out for all columns")
     return set(chosen)

@@ -122,7 +122,7 @@ def test_thin_and_partial_configurations(noisy):
 def test_thin_cells(noisy):
     one = noisy.where((noisy.cells[noisy.config] != 0) | (noisy.config == 0))
     found = {entry["code"]: entry for entry in diagnose(None, one)}
-    assert found["thin_cells"]["where"] == ["B200, Qwen3-8B + eagle3, d = 1: 1 configurations, 90 rounds"]
+    assert found["thin_cells"]["where"] == ["B200, Qwen3-8B + eagle3, d = 1: configurations 1, rounds 90"]
     assert "thin_cells" in codes(diagnose(None, six_scored()))
 
 

@@ -53,6 +53,7 @@ def model():
         ("MODEL", ONE, {"reduce": fpmjax.Reduce(), "evidence": True}, "evidence"),
         ("MODEL", ONE, {"columns": 5}, "columns"),
         ("MODEL", ONE, {"columns": [["latency_ms"]]}, "columns"),
+        ("MODEL", ONE, {"columns": [np.zeros(2)]}, "columns"),  # equal to a name, or not: it does not say
         ("TWICE", ONE, {}, "models"),
         ("TWICE", ONE, {"reduce": fpmjax.Reduce()}, "models"),
         ("MODEL", ONE, {"form": "pandas"}, "form"),

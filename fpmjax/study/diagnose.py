@@ -284,7 +284,7 @@ def thin_cells(scored: Scored) -> Iterator[dict[str, Any]]:
         counts = scored.count[scored.cells == i]
         configs, rounds = int((counts > 0).sum()), int(counts.sum())
         if configs < LEAST_CONFIGS or rounds < LEAST_ROUNDS:
-            found.append(f"{gpu}, {model} + {method}, d = {depth}: {configs} configurations, {rounds} rounds")
+            found.append(f"{gpu}, {model} + {method}, d = {depth}: configurations {configs}, rounds {rounds}")
     if found:
         yield told(
             "thin_cells",
