@@ -26,6 +26,7 @@ TIMED = {
     "learning": ("learning",),
     "forest": ("forest",),
     "sizes": ("sizes",),
+    "study": ("study",),
     "peer": ("peer",),
 }
 STUDIES = {"accuracy": ("lattice", "live", "drain")}

@@ -103,7 +103,7 @@ def studies():
     """The modules of benchmarks and studies, imported as their commands import them."""
     sys.path.insert(0, str(BENCHMARKS))
     try:
-        names = ("run", "runner", "lookup", "sizes", "peer", *(f"accuracy_{x}" for x in STUDIES))
+        names = ("run", "runner", "lookup", "sizes", "study", "peer", *(f"accuracy_{x}" for x in STUDIES))
         yield {name: importlib.import_module(name) for name in names}
     finally:
         sys.path.remove(str(BENCHMARKS))
@@ -128,6 +128,7 @@ def tiny(studies, monkeypatch, tmp_path):
     for name, value in {"COUNTS": (1, 100), "USUAL": 100, "LARGE": 100, "KNOTS": (8, 12)}.items():
         monkeypatch.setattr(studies["sizes"], name, value)
     monkeypatch.setattr(studies["peer"], "FEW", 16)
+    monkeypatch.setattr(studies["study"], "ROUNDS", 4)
     return ["--rounds", "1", "--into", str(tmp_path / "page.md")]
 
 
@@ -137,6 +138,13 @@ def test_sizes_are_measured(studies, tiny, tmp_path):
     studies["runner"].main(studies["sizes"].BENCHMARKS, tiny, mark="<!-- x -->")
     told = page.read_text()
     assert all(f"| {case} " in told for case in ("100", "64 points", "144 points", "jax.jit of the model"))
+
+
+def test_studies_are_measured(studies, tiny, tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("<!-- x --><!-- x -->")
+    studies["runner"].main({"study": studies["study"].study, "draws": studies["study"].draws}, tiny, mark="<!-- x -->")
+    assert all(f"| {case} " in page.read_text() for case in ("run_study", "bootstrap"))
 
 
 # Answers as the peer does, from this package; STRETCH multiplies what it says of whole iterations.
