@@ -28,8 +28,8 @@ from fpmjax.speculative import check_rule, require_eligible
 from fpmjax.work import Work
 
 MOST_BATCHES, MOST_CONTEXT = 1 << 10, 1 << 17  # looked through by default where no table says where it ends
-SIZES = (1 << 6, 1 << 9, 1 << 11)  # questions in one compiled walk
-SHARE = 4  # of a chunk that may be left open for another one
+SIZES = (1 << 6, 1 << 9, 1 << 12)  # questions in one compiled walk
+SHARE = 3  # of a chunk that may be left open for another one
 SCANNED = 1 << 18  # answers held at once where everything is asked
 NONE = -1
 
@@ -253,7 +253,7 @@ def walk(model: Any, table: Direct, asked: Asked) -> Largest:
         if asked.first is None:
             first, _ = find(every, base, top, unlimited, up=True, within=True)
         stop, stop_ms = find(every, first, top, asked.limit_ms, up=True, within=False)
-        anywhere, _ = find(every, top, base + (asked.first or 0), asked.limit_ms, up=False, within=True)
+        anywhere, _ = find(every, top, stop, asked.limit_ms, up=False, within=True)  # below lies what is throughout
         last = stop.copy()
         refused = np.flatnonzero((stop <= top) & np.isnan(stop_ms))
         last[refused] = find(refused, top, stop, unlimited, up=False, within=True)[0]
@@ -348,7 +348,7 @@ def finish(
     ended = np.where(stop > asked.most, Ended.MOST, ended)
     ended = np.where(nowhere, Ended.TABLE_END, ended).astype(np.int8)
     throughout = np.where(nowhere | (stop <= first), NONE, stop - 1)
-    anywhere = np.where(anywhere < (asked.first or 0), NONE, anywhere)
+    anywhere = np.where(nowhere | (anywhere < first), NONE, anywhere)
     ms = asked.latency_ms(model, np.stack([anywhere, throughout], axis=1))
     return Largest(anywhere, ms[:, 0].copy(), throughout, ms[:, 1].copy(), ended, np.where(nowhere, NONE, first))
 
