@@ -86,6 +86,11 @@ class DraftLengthTypeError(SpeculationError, TypeError):
     default_code = "draft_length_type"
 
 
+def first_line(error: BaseException, longest: int | None = 200) -> str:
+    """What a foreign error says, for a message of our own: its first line, or its type where it says nothing."""
+    return (str(error) or type(error).__name__).splitlines()[0][:longest]
+
+
 def refuse_option(code: str, what: str, hint: str) -> NoReturn:
     """Raise OptionError with its hint line."""
     raise OptionError(f"{what}\nhint: {hint}", code=code)

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fpmjax.errors import FpmError
+from fpmjax.errors import FpmError, first_line
 from fpmjax.guard import is_stacked
 from fpmjax.lookup.bounds import check_tables
 from fpmjax.models.chosen import Chosen, chosen
@@ -45,7 +45,7 @@ def fault_of(model: Any) -> str | None:
     except FpmError as error:
         return str(error).split("\nhint: ")[0]
     except Exception as error:  # whatever NumPy and jax raise for arrays that do not fit
-        return (str(error) or type(error).__name__).splitlines()[0]
+        return first_line(error, None)
     return None
 
 

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from fpmjax.atomic import replacing
-from fpmjax.errors import ModelFileError
+from fpmjax.errors import ModelFileError, first_line
 from fpmjax.parquet_footer import is_uncompressed
 
 FORMAT = "fpmjax model"
@@ -162,7 +162,7 @@ def rows_of_parquet(data: bytes, path: Any) -> dict[str, bytes]:
     except ModelFileError:
         raise
     except (pa.ArrowException, OSError, ValueError, MemoryError, ArithmeticError, LookupError, TypeError) as error:
-        what = (str(error) or type(error).__name__).splitlines()[0]
+        what = first_line(error, None)
         refuse(f"{path} is no saved model, or a damaged one: {what}", AGAIN, "not_a_model")
     return members
 

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from fpmjax.errors import refuse_option
+from fpmjax.errors import first_line, refuse_option
 from fpmjax.grid import AXES, DECODE, DRAFT, LARGEST, PREFILL
 from fpmjax.metrics import U32_MAX, show
 from fpmjax.observe.columns import CSV, NAMES
@@ -284,10 +284,6 @@ def open_parquet(label: str) -> Any:
     except (pa.ArrowException, OSError, ValueError) as error:
         hint = "queries are a grid, a pyarrow Table, or a Parquet or .csv file"
         refuse_option("file", f"{label} cannot be read: {first_line(error)}", hint)
-
-
-def first_line(error: BaseException) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0][:200]
 
 
 # CSV

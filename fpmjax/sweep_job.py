@@ -13,13 +13,13 @@ import jax
 import numpy as np
 import pyarrow as pa
 
-from fpmjax.errors import refuse_option
+from fpmjax.errors import first_line, refuse_option
 from fpmjax.estimate import check_arguments, estimate
 from fpmjax.grid import Grid, with_models
 from fpmjax.metrics import as_index, show
 from fpmjax.model_names import named
 from fpmjax.query_source import GridQueries, Piece, Source
-from fpmjax.query_table import TableQueries, first_line
+from fpmjax.query_table import TableQueries
 from fpmjax.result_columns import PHASES, STATUS, Arrays, Layout, arrays_of, blank, gathered, ordinary
 from fpmjax.result_files import FORMAT, VERSION
 from fpmjax.rule import PUBLISHED, SpeculativeRule

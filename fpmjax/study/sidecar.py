@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fpmjax import strict_json
-from fpmjax.errors import refuse_option
+from fpmjax.errors import first_line, refuse_option
 from fpmjax.file_name import file_name
 from fpmjax.metrics import show
-from fpmjax.study.source import FILES, first_line
+from fpmjax.study.source import FILES
 
 if TYPE_CHECKING:
     from fpmjax.study.read import Study

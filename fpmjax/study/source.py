@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from fpmjax.errors import FpmError, refuse_option
+from fpmjax.errors import FpmError, first_line, refuse_option
 from fpmjax.file_name import file_name
 from fpmjax.metrics import show
 from fpmjax.study.columns import BY_NAME
@@ -145,7 +145,3 @@ def blank_rows(table: pa.Table) -> np.ndarray:
             blank[at : at + len(chunk)] &= words[chunk.indices.to_numpy()]
             at += len(chunk)
     return blank
-
-
-def first_line(error: BaseException) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0][:200]
