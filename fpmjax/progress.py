@@ -94,32 +94,33 @@ class Progress:
         if self.bar is None:
             return False
         try:
-            self.bar.draw(done, self.total if self._is_known(done) else None, self._told(done, seconds))
+            self.bar.draw(done, self._total_at(done), self._told(done, seconds))
         except (OSError, ValueError):  # closed, or gone
             self.watched, self.bar = False, None
         return True
 
     def _line(self, done: float, seconds: float) -> str:
-        told = self._told(done, seconds)
-        if not self.total or not self._is_known(done):
+        told, total = self._told(done, seconds), self._total_at(done)
+        if total is None:
             return f"{self.what}: {told}"
-        share = done / self.total
+        share = done / total
         bar = "#" * int(CELLS * share)
         return f"{self.what} [{bar.ljust(CELLS, '.')}] {math.floor(100 * share):3d}%  {told}"
 
-    def _is_known(self, done: float) -> bool:
-        """Whether there is a total; one that was wrong says nothing."""
-        return bool(self.total) and done <= (self.total or 0)
+    def _total_at(self, done: float) -> float | None:
+        """The total, if there is one; one that was wrong says nothing."""
+        return self.total if self.total and done <= self.total else None
 
     def _told(self, done: float, seconds: float) -> str:
         """Amounts, rate and time left."""
         rate = done / seconds if seconds > 0 else 0.0
         short = self.unit if self.unit == "B" else ""  # of plain things the total alone carries the noun
         speed = f", {amount(rate, short)}/s" if rate else ""
-        if not self.total or not self._is_known(done):
+        total = self._total_at(done)
+        if total is None:
             return f"{amount(done, self.unit)}{speed}"
-        left = f", {clock_time((self.total - done) / rate)} left" if rate else ""
-        return f"{amount(done, short)} of {amount(self.total, self.unit)}{speed}{left}"
+        left = f", {clock_time((total - done) / rate)} left" if rate else ""
+        return f"{amount(done, short)} of {amount(total, self.unit)}{speed}{left}"
 
     def _write(self, text: str) -> None:
         try:

@@ -97,9 +97,10 @@ def test_pipes_dumb_and_absent_terminals_see_nothing(clock, monkeypatch):
     assert pipe.getvalue() == dumb.getvalue() == ""
 
 
-def test_a_terminal_that_goes_away_ends_the_line_and_not_the_job(clock):
+@pytest.mark.parametrize("rich", [False, True])
+def test_a_terminal_that_goes_away_ends_the_line_and_not_the_job(clock, rich):
     terminal = Terminal()
-    with Progress("x", 100, file=terminal, clock=clock, rich=False) as bar:
+    with Progress("x", 100, file=terminal, clock=clock, rich=rich) as bar:
         clock.now += 9
         bar(50)
         terminal.close()
@@ -130,17 +131,6 @@ def test_rich_draws_the_same_words_and_takes_them_back(clock):
         bar(300)  # beyond a wrong total
         assert "300 rows, 25/s" in terminal.getvalue()
     assert terminal.getvalue().endswith("\x1b[2K")  # the line is cleared
-
-
-def test_a_terminal_that_goes_away_ends_the_line_of_rich_too(clock):
-    terminal = Terminal()
-    with Progress("x", 100, file=terminal, clock=clock) as bar:
-        clock.now += 9
-        bar(50)
-        terminal.close()
-        clock.now += 9
-        bar(60)
-        bar(70)
 
 
 def test_without_rich_the_line_is_plain(clock, monkeypatch):
