@@ -39,6 +39,22 @@ def embedded_cell(embedded_cells):
     return embedded_cells.select(tp=1)
 
 
+@pytest.fixture(scope="session")
+def tp1(embedded_cell):
+    """The direct model of that cell."""
+    import fpmjax
+
+    return fpmjax.direct(embedded_cell)
+
+
+@pytest.fixture(scope="session")
+def tp4(embedded_cells):
+    """The direct model of the TP4 cell."""
+    import fpmjax
+
+    return fpmjax.direct(embedded_cells.select(tp=4))
+
+
 @pytest.fixture(scope="module")
 def surface():
     """The facade over a made-up table whose decode takes B + K / 1024 ms."""

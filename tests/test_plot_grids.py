@@ -27,16 +27,6 @@ def axes_of(**more):
     return fpmjax.grid(decode_requests=BATCHES, kv_per_request=CONTEXTS, **more)
 
 
-@pytest.fixture(scope="module")
-def tp1(embedded_cell):
-    return fpmjax.direct(embedded_cell)
-
-
-@pytest.fixture(scope="module")
-def tp4(embedded_cells):
-    return fpmjax.direct(embedded_cells.select(tp=4))
-
-
 @pytest.fixture(autouse=True)
 def coarse(monkeypatch):
     """Fewer pixels are drawn faster."""

@@ -26,16 +26,6 @@ EDGE_OF_COVERAGE = fpmjax.grid(decode_requests=range(1, 9), decode_kv=KV, draft_
 WITH_IDLE = fpmjax.grid(decode_requests=range(20), decode_kv=range(0, 5000, 500))
 
 
-@pytest.fixture(scope="module")
-def tp1(embedded_cell):
-    return fpmjax.direct(embedded_cell)
-
-
-@pytest.fixture(scope="module")
-def tp4(embedded_cells):
-    return fpmjax.direct(embedded_cells.select(tp=4))
-
-
 @pytest.fixture(autouse=True)
 def coarse(monkeypatch):
     monkeypatch.setattr("fpmjax.plot.figure.DPI", 30)
